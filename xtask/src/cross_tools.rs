@@ -21,7 +21,7 @@ pub fn set_up_library(context: &Context, machine: &Machine) -> anyhow::Result<()
     }
     say!("adding the standard library of {} to rustup's toolchain", machine.triple);
     run_quietly(Command::new("rustup").args(["target", "add", machine.triple]), context.options.verbose)
-        .with_context(|| format!("Rust's standard library for {} cannot be had", machine.triple))
+        .with_context(|| format!("Rust's standard library for {} is not available", machine.triple))
 }
 
 /// Installs the standard library, and the C compiler, which also links.

@@ -53,9 +53,11 @@ fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
     }
     missing.extend(missing_cpp());
     packages::install(context, &missing).with_context(|| {
-        format!("bpf-linker {VERSION} cannot be built here; put one on the PATH, or say with LLVM_PREFIX where LLVM {llvm} is")
+        format!(
+            "bpf-linker {VERSION} cannot be built here: put one on the PATH, or set LLVM_PREFIX to where LLVM {llvm} is"
+        )
     })?;
-    let prefix = llvm_prefix(llvm).with_context(|| format!("LLVM {llvm} was installed, and yet it was not found"))?;
+    let prefix = llvm_prefix(llvm).with_context(|| format!("LLVM {llvm} was installed but not found"))?;
 
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
     let parent = folder.parent().context("the cache folder has no parent folder")?;

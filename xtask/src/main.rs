@@ -66,22 +66,22 @@ pub struct Options {
 enum Command {
     /// Install what building needs: a rustc for BPF and bpf-linker
     Setup {
-        /// What the tests need, too
+        /// Also install what the tests need
         #[arg(long)]
         tests: bool,
     },
     /// Build the BPF programs, then target/release/heapbpf with them inside
     Build {
-        /// For another machine than this one, such as aarch64-unknown-linux-gnu
+        /// Build for another machine, such as aarch64-unknown-linux-gnu
         #[arg(long, value_name = "TRIPLE")]
         target: Option<String>,
-        /// Only the BPF programs, which the next plain cargo build of the daemon takes in
+        /// Build only the BPF programs, which the next plain cargo build of the daemon embeds
         #[arg(long)]
         bpf: bool,
     },
-    /// Build and run heapbpf; without arguments, profile a small leaking program for ten seconds
+    /// Build and run heapbpf; without arguments, profile a small leaking program for five seconds
     Run {
-        /// Passed to heapbpf as they are
+        /// Arguments for heapbpf
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -91,7 +91,7 @@ enum Command {
     ///
     /// Installs cargo-deny into the cache, if it is not there.
     Deny {
-        /// Known vulnerabilities too: fetches their database from GitHub
+        /// Check for known vulnerabilities, too (fetches their database from GitHub)
         #[arg(long)]
         advisories: bool,
     },
@@ -106,7 +106,7 @@ enum Command {
     Fuzz(fuzz::Selection),
     /// Check, test and bundle the web page (needs npm); the bundle is committed
     Web {
-        /// Change nothing: fail if the committed page is not made of the files in web/
+        /// Change nothing: fail if the committed page was not built from the files in web/
         #[arg(long)]
         check: bool,
     },
@@ -130,18 +130,18 @@ enum Command {
         /// Fewer rounds; without a name, the ratios to other profilers in under three minutes
         #[arg(long)]
         quick: bool,
-        /// Which one
+        /// Its name
         name: Option<String>,
-        /// Passed to the benchmark as they are
+        /// Arguments for the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Repeat what must never harm a target: kills, full disks, debuggers and the like; prints what was seen
+    /// Repeat faults that must never harm a target: kills, full disks, debuggers and the like; prints what was seen
     ///
     /// Each row is a test in tests/tests, repeated with both ways of hooking.
     /// docs/reliability.md has the table.
     Torture(torture::Selection),
-    /// Record a mixed load for long: is the daemon's memory flat, do estimates stay with exact counts?
+    /// Record a mixed load for a long time: does the daemon's memory stay flat, do estimates agree with exact counts?
     Soak(soak::Selection),
     /// Run a few end-to-end tests on other kernels, in an emulator
     ///

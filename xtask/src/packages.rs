@@ -75,10 +75,10 @@ fn update(context: &Context) {
         match result {
             Ok(_) => return,
             Err(error) if error.to_string().contains("Could not get lock") => sleep(Duration::from_secs(6)),
-            Err(error) => return say!("apt-get update had trouble, going on with the lists there are: {error:#}"),
+            Err(error) => return say!("apt-get update failed; using the existing package lists: {error:#}"),
         }
     }
-    say!("another apt-get kept the lists of packages locked, going on with those there are");
+    say!("another apt-get has the package lists locked; using the existing ones");
 }
 
 fn apt_get(context: &Context, purpose: &str) -> anyhow::Result<Command> {

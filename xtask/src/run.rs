@@ -29,7 +29,21 @@ pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
 }
 
 /// Subcommands that are passed to heapbpf as they are. Any other first word is a program to start.
-const COMMANDS: [&str; 8] = ["record", "report", "diff", "merge", "plan", "doctor", "serve", "help"];
+const COMMANDS: [&str; 13] = [
+    "record",
+    "serve",
+    "top",
+    "report",
+    "diff",
+    "merge",
+    "plan",
+    "census",
+    "doctor",
+    "demo",
+    "completions",
+    "man",
+    "help",
+];
 
 /// Returns the user's arguments as heapbpf expects them. The `--` of `cargo xtask run -- python3 script.py` ends
 /// xtask's options, and heapbpf needs another `--` before a program to start.

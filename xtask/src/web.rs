@@ -33,7 +33,7 @@ pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
         let stamp = stamp(&sources);
         ensure!(
             committed.starts_with(stamp.as_bytes()),
-            "web/dist/page.html is not made of the files in web/: run `cargo xtask web` and commit it"
+            "web/dist/page.html was not built from the files in web/: run `cargo xtask web` and commit it"
         );
         if Command::new("npm").arg("--version").output().is_err() {
             say!("npm is not installed: the page was compared with its sources by their hash alone");

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use heapbpf_host::open::{self, Beneath};
 use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_host::priority::RaisedPriority;
 use heapbpf_probes::{
     AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
 };
@@ -113,8 +114,8 @@ pub struct ExaminedFiles {
     examined: (Sender<Examined>, Receiver<Examined>),
 }
 
-/// A file to examine, and its path.
-type Job = (FileKey, String, Arc<File>);
+/// A file to examine, its path, and whether a program waits for that.
+type Job = (FileKey, String, Arc<File>, bool);
 
 /// What the thread has found. `None` if it could not examine the file.
 type Examined = (FileKey, Option<ExaminedFile>);
@@ -235,8 +236,8 @@ impl ExaminedFiles {
     }
 
     /// Starts examining a large file on another thread. Returns whether that is in progress. If not, examining the file
-    /// is quick, or it is done.
-    pub fn examine_aside(&mut self, path: &str, file: &Arc<File>) -> bool {
+    /// is quick, or it is done. `is_awaited`: a program waits at its entry point for it, for a second at most.
+    pub fn examine_aside(&mut self, path: &str, file: &Arc<File>, is_awaited: bool) -> bool {
         while let Ok(examined) = self.examined.1.try_recv() {
             self.take_in(examined);
         }
@@ -247,7 +248,8 @@ impl ExaminedFiles {
         if self.is_known(key, file) || !is_large(file) {
             return false;
         }
-        let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
+        let begun =
+            self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file), is_awaited)).is_ok());
         if begun {
             log::debug!("{path} is examined on a thread of its own");
             self.under_way.insert(key);
@@ -263,7 +265,8 @@ impl ExaminedFiles {
             let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
             let sources = self.sources;
             let work = move || {
-                for (key, path, file) in queue {
+                for (key, path, file, is_awaited) in queue {
+                    let _raised = is_awaited.then(RaisedPriority::begin);
                     // The file may be hostile. Its reader should not panic, but if it does, the waiting side must be
                     // notified.
                     let found =
@@ -502,14 +505,14 @@ mod tests {
             .and_then(|file| file.set_len(LARGE_BYTES))
             .expect("a file with a hole");
         let mut files = files();
-        assert!(!files.examine_aside(&small, &small_file), "at once, when it is needed");
-        assert!(files.examine_aside(&large, &large_file));
+        assert!(!files.examine_aside(&small, &small_file, false), "at once, when it is needed");
+        assert!(files.examine_aside(&large, &large_file, true));
         // It stays in progress until its result is taken in.
         let key = FileKey::of(&large_file).expect("stat of an open file");
         assert!(files.under_way.contains(&key) && files.get(key).is_none());
         assert_eq!(files.examine(&large, &large_file).expect("readable"), (key, false));
         assert!(files.under_way.is_empty() && files.get(key).is_some());
-        assert!(!files.examine_aside(&large, &large_file), "once");
+        assert!(!files.examine_aside(&large, &large_file, true), "once");
     }
 
     #[test]

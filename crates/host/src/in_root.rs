@@ -71,15 +71,18 @@ pub fn find_own(path: &Path) -> io::Result<File> {
 }
 
 /// Opens what a handle refers to for reading, if it is a regular file. Opening anything else can block (a FIFO) or have
-/// side effects (a watchdog device resets the machine if it is opened and then left alone).
+/// side effects (a watchdog device resets the machine if it is opened and then left alone). Never waits for the holder
+/// of a lease, who has 45 s by default (fcntl(2), `F_SETLEASE`).
 ///
 /// # Errors
-/// Errors of open(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
+/// Errors of open(2): [`io::ErrorKind::WouldBlock`] if somebody holds a write lease;
+/// [`io::ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open_regular(handle: &File) -> io::Result<File> {
     if !handle.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+    let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 #[cfg(test)]
@@ -125,5 +128,27 @@ mod tests {
         );
         let null = find_own(Path::new("/dev/zero")).and_then(|handle| open_regular(&handle));
         assert_eq!(null.err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
+    }
+
+    #[test]
+    fn nobody_waits_for_the_holder_of_a_lease() {
+        if heapbpf_testing::is_emulated("leases") {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("leased");
+        let held = File::create(&path).expect("our own folder");
+        // The kernel asks the holder for its lease by SIGIO, which would end this process.
+        // SAFETY: both calls only read their arguments.
+        let leased = unsafe {
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(held.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
+        };
+        if leased != 0 {
+            heapbpf_testing::skipped("this file system has no leases");
+            return;
+        }
+        let opened = find_own(&path).and_then(|handle| open_regular(&handle));
+        assert_eq!(opened.err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }
 }

@@ -35,6 +35,7 @@ pub mod own_memory;
 pub mod pages;
 pub mod perf_ring;
 pub mod placement;
+pub mod priority;
 pub mod privileges;
 pub mod proc_maps;
 pub mod process;

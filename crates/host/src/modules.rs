@@ -12,7 +12,8 @@ use heapbpf_unwind::image::ModuleFiles;
 use super::code_ranges::CodeRanges;
 use super::mappings::{Kind, Mapping, ModuleId};
 use super::open::{
-    ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped, stamp_now, stamp_of_mapped,
+    ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped, space_if_deleted, stamp_now,
+    stamp_of_mapped,
 };
 use super::record::{Device, MapEvent};
 use super::vdso;
@@ -115,6 +116,12 @@ impl Module {
     #[must_use]
     pub fn unreadable(&self) -> Option<&Unreadable> {
         if let Content::Unreadable(reason) = &self.content { Some(reason) } else { None }
+    }
+
+    /// Space that the file takes up, bytes, if it is open and was deleted.
+    fn deleted_bytes(&self) -> Option<u64> {
+        let Content::Open { file, .. } = &self.content else { return None };
+        space_if_deleted(file)
     }
 
     /// Device and inode, as the kernel reported them with the mapping.
@@ -263,6 +270,12 @@ impl ModuleTable {
                 return Ok(ModuleSource::File(file.clone()));
             }
             Content::Memory(bytes) => return Ok(ModuleSource::Memory(bytes.clone())),
+            // The holder of the lease may have returned it.
+            Content::Unreadable(Unreadable::Leased) => {
+                let opened = self.open_again(id)?;
+                self.fill(id, Ok(opened));
+                return self.source(id);
+            }
             Content::Unreadable(reason) => return Err(reason.clone()),
             Content::Closed => {}
         }
@@ -332,7 +345,8 @@ impl ModuleTable {
     fn seen_again(&mut self, id: ModuleId, map: &MapEvent, path: &[u8]) {
         let Some(module) = self.modules.get_mut(&id) else { return };
         module.seen = Seen::of(map);
-        let retry = matches!(module.content, Content::Unreadable(Unreadable::Gone | Unreadable::Replaced));
+        let retry =
+            matches!(module.content, Content::Unreadable(Unreadable::Gone | Unreadable::Replaced | Unreadable::Leased));
         if retry && let Ok(opened) = open_mapped(map, path) {
             self.fill(id, Ok(opened));
         }
@@ -412,8 +426,14 @@ impl ModuleTable {
         self.keep_open(id, Arc::new(opened.file));
     }
 
-    /// Forgets and closes the files that have gone unneeded for longest, except the last [`KEPT_UNMAPPED`]. `needed`
-    /// are the modules still in use.
+    /// Bytes of the deleted files that are kept open, on disk or in memory. Nobody else may hold them.
+    #[must_use]
+    pub fn deleted_bytes(&self) -> u64 {
+        self.modules.values().filter_map(Module::deleted_bytes).sum()
+    }
+
+    /// Forgets and closes the files that have gone unneeded for longest, except the last [`KEPT_UNMAPPED`], and all
+    /// unneeded files that were deleted. `needed` are the modules still in use.
     pub fn forget(&mut self, needed: &HashSet<ModuleId>) {
         self.sweeps += 1;
         let mut unneeded = Vec::new();
@@ -421,11 +441,13 @@ impl ModuleTable {
             if needed.contains(id) || module.kind != ModuleKind::File {
                 module.needed_at = self.sweeps;
             } else {
-                unneeded.push((module.needed_at, *id));
+                unneeded.push((module.deleted_bytes().is_none(), module.needed_at, *id));
             }
         }
         unneeded.sort_unstable();
-        for (_, id) in &unneeded[..unneeded.len().saturating_sub(KEPT_UNMAPPED)] {
+        let deleted = unneeded.partition_point(|(is_there, ..)| !is_there);
+        let gone = unneeded.len().saturating_sub(KEPT_UNMAPPED).max(deleted);
+        for (.., id) in &unneeded[..gone] {
             let gone = self.modules.remove(id);
             self.open -= usize::from(gone.is_some_and(|module| matches!(module.content, Content::Open { .. })));
         }
@@ -439,7 +461,7 @@ impl ModuleTable {
         self.by_real_file.retain(|_, id| modules.contains_key(id));
     }
 
-    /// Closes a file that is no longer needed. If it was deleted, its disk space is freed.
+    /// Closes a module's file. It is opened again when it is needed.
     pub fn close(&mut self, id: ModuleId) {
         if let Some(module) = self.modules.get_mut(&id)
             && matches!(module.content, Content::Open { .. })
@@ -575,6 +597,26 @@ mod tests {
         assert!(is_new && second != first && modules.source(second).is_ok());
         assert_eq!(modules.open_files(), 1);
         assert_eq!(modules.intern(&map, false), (second, false));
+    }
+
+    #[test]
+    fn a_deleted_file_that_nobody_needs_is_closed() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::copy("/proc/self/exe", file.path()).expect("there is room");
+        let metadata = file.as_file().metadata().expect("it is open");
+        let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
+        let path = file.path().as_os_str().as_bytes().into();
+        let map = MapEvent { pid: std::process::id(), inode: metadata.ino(), device, path, ..MapEvent::default() };
+        let mut modules = ModuleTable::new(8);
+        let (id, _) = modules.intern(&map, false);
+        modules.forget(&HashSet::new());
+        assert!(modules.source(id).is_ok() && modules.deleted_bytes() == 0, "programs come back");
+        file.close().expect("it is ours");
+        assert!(modules.deleted_bytes() > 0);
+        modules.forget(&HashSet::from([id]));
+        assert!(modules.source(id).is_ok(), "it is needed");
+        modules.forget(&HashSet::new());
+        assert!(modules.get(id).is_none() && modules.open_files() == 0);
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub enum Unreadable {
     /// It is on a file system that a process serves (FUSE), so reading could block forever.
     #[error("on a FUSE file system, which could block the reader")]
     Blocking,
+    /// A process holds a write lease on it, so opening would wait until the process gives it up.
+    #[error("a process holds a lease on the file")]
+    Leased,
     /// Anything else.
     #[error("{0}")]
     Other(String),
@@ -49,6 +52,7 @@ impl Unreadable {
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => Self::Permission,
             Some(libc::ENOENT | libc::ESRCH | libc::ENOTDIR | libc::ESTALE) => Self::Gone,
+            Some(libc::EWOULDBLOCK) => Self::Leased,
             _ => Self::Other(error.to_string()),
         }
     }
@@ -60,7 +64,7 @@ impl Unreadable {
             Self::Replaced => 1,
             Self::Other(_) => 2,
             Self::Permission => 3,
-            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Blocking => 4,
+            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Blocking | Self::Leased => 4,
         }
     }
 }
@@ -154,6 +158,15 @@ pub fn stamp_now(file: &File) -> Option<Stamp> {
 #[must_use]
 pub fn stamp_of_mapped(map: &MapEvent) -> Option<Stamp> {
     stamp_at(CWD, &map_file(map), AtFlags::empty())
+}
+
+/// Space that an open file takes up, bytes, if it was deleted. As [`stamp_now`], this asks no file server.
+#[must_use]
+pub fn space_if_deleted(file: &File) -> Option<u64> {
+    const BYTES_OF_BLOCK: u64 = 512;
+    let (flags, mask) = (AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK | StatxFlags::BLOCKS);
+    let found = statx(file, "", flags, mask).ok()?;
+    (found.stx_nlink == 0).then(|| found.stx_blocks * BYTES_OF_BLOCK)
 }
 
 fn stamp_at(at: impl AsFd, path: &Path, flags: AtFlags) -> Option<Stamp> {

@@ -65,10 +65,11 @@ mod tests {
 
     #[test]
     fn the_code_runs_on_in_its_copy() {
-        let name = "host::own_code::tests::in_a_process_of_its_own";
+        let name = "own_code::tests::in_a_process_of_its_own";
         let test = std::env::current_exe().unwrap();
-        let status = std::process::Command::new(test).args(["--exact", name, "--ignored"]).status().unwrap();
-        assert!(status.success());
+        let output = std::process::Command::new(test).args(["--exact", name, "--ignored"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 
     #[test]

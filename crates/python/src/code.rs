@@ -132,6 +132,11 @@ impl Code {
         lines::line(layout.code.format, &self.lines, self.first_line, offset)
     }
 
+    /// Drops its line table, which may be long. Its lines are unknown from now on.
+    pub fn forget_lines(&mut self) {
+        (self.first_line, self.lines) = (0, Box::default());
+    }
+
     /// Memory that it uses, bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {

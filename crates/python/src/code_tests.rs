@@ -1,6 +1,7 @@
 use sampler_ebpf::abi::ProcessKey;
 
 use super::*;
+use crate::layout::{CodeLayout, LineFormat};
 use crate::version::Version;
 
 /// Memory that starts at one address.
@@ -79,6 +80,19 @@ fn a_code_object_gives_its_names_and_lines() {
     assert_eq!((&*code.name, &*code.file), ("Class.method", "/srv/caf\u{e9}.py"));
     assert_eq!((code.first_line, code.first_traceable), (7, 3));
     assert_eq!((code.line(&layout(), 0), code.line(&layout(), 2)), (Some(8), None));
+}
+
+#[test]
+fn without_its_line_table_no_line_is_known() {
+    let (memory, check) = code();
+    let mut code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
+    let with_lines = code.held_bytes();
+    code.forget_lines();
+    assert_eq!((with_lines - code.held_bytes(), code.first_line), (3, 0));
+    for format in [LineFormat::Increments, LineFormat::Ranges, LineFormat::Locations] {
+        let layout = Layout { code: CodeLayout { format, ..layout().code }, ..layout() };
+        assert_eq!(code.line(&layout, 0), None, "{format:?}");
+    }
 }
 
 #[test]

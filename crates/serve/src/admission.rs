@@ -27,17 +27,19 @@ pub fn check_form(request: &Request<()>) -> Result<(), (StatusCode, String)> {
     let has_body = headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     if has_body {
-        return Err((StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, "requests must not have a body".into()));
     }
     // RFC 9112, 3.2.
     if request.version() == Version::HTTP_11 && !headers.contains_key(header::HOST) {
-        return Err((StatusCode::BAD_REQUEST, "a request of HTTP/1.1 has the header Host".into()));
+        return Err((StatusCode::BAD_REQUEST, "an HTTP/1.1 request needs the header Host".into()));
     }
     let query = request.uri().query().unwrap_or("");
     match bad_escape(query) {
         Some(escape) => Err((
             StatusCode::BAD_REQUEST,
-            format!("{escape:?} in the parameters is no escape: it takes two hexadecimal digits, and % itself is %25"),
+            format!(
+                "{escape:?} in the parameters is not a valid escape: % needs two hexadecimal digits, and % itself is %25"
+            ),
         )),
         None => Ok(()),
     }
@@ -68,8 +70,8 @@ pub fn check_host(request: &Request<()>) -> Result<(), (StatusCode, String)> {
         if !host.as_deref().is_ok_and(is_this_host) {
             return Err((
                 StatusCode::MISDIRECTED_REQUEST,
-                "without tokens, this host answers to its IP address and to localhost, not to other names: use one of these, or start \
-                 heapbpf with --token-file"
+                "without tokens, heapbpf answers only requests to an IP address or to localhost: use one of these, or start it with \
+                 --token-file"
                     .into(),
             ));
         }

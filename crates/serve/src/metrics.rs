@@ -37,8 +37,8 @@ const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
 
 /// Sizes of accounting tables, which are gauges: name, name of the gauge, and help.
 const SIZES: [(&str, &str, &str); 2] = [
-    ("modules", "heapbpf_modules", "Files that are known to be, or to have been, mapped as programs."),
-    ("modules_open", "heapbpf_modules_open", "Those of them that heapbpf has open."),
+    ("modules", "heapbpf_modules", "Files that are or were mapped as code."),
+    ("modules_open", "heapbpf_modules_open", "Of these files, those that heapbpf has open."),
 ];
 
 /// Confidence level of the bounds.
@@ -119,13 +119,13 @@ impl Estimated {
 /// Writes what processes without their own series have allocated (bytes and calls), and what they have in use if that
 /// is known.
 fn write_others(out: &mut String, bytes: u64, calls: u64, inuse: Option<f64>) {
-    let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
+    let help = "Bytes requested by processes that have ended or have no series of their own (limit reached).";
     single(out, "heapbpf_other_alloc_bytes_total", "counter", help, bytes);
-    let help = "Allocations of processes that have ended or found no room for series of their own.";
+    let help = "Allocations of processes that have ended or have no series of their own (limit reached).";
     single(out, "heapbpf_other_allocs_total", "counter", help, calls);
     if let Some(inuse) = inuse {
         let help =
-            "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
+            "Bytes in use by processes without series of their own (limit reached), as far as frees are tracked.";
         single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
     }
 }
@@ -182,7 +182,7 @@ impl Metrics {
         let mut bytes = Family::new(
             "heapbpf_process_alloc_bytes_total",
             "counter",
-            "Bytes that a process asked for, counted exactly.",
+            "Bytes requested by a process, counted exactly.",
         );
         let mut calls =
             Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
@@ -192,7 +192,7 @@ impl Metrics {
             ("heapbpf_process_inuse_high_bytes", "Upper end of the 95 % interval of bytes in use."),
         ]);
         let mut resident = Estimated::new([
-            ("heapbpf_process_inuse_resident_bytes", "Of the bytes in use, those in memory."),
+            ("heapbpf_process_inuse_resident_bytes", "Of the bytes in use, those resident in memory."),
             ("heapbpf_process_inuse_resident_low_bytes", "Lower end of the 95 % interval of these."),
             ("heapbpf_process_inuse_resident_high_bytes", "Upper end of the 95 % interval of these."),
         ]);
@@ -201,7 +201,7 @@ impl Metrics {
         let mut since = Family::new(
             "heapbpf_process_inuse_since_timestamp_seconds",
             "gauge",
-            "Since when blocks count as in use, where frees were given up and are followed again; Unix time.",
+            "Time since which blocks count as in use, if frees were not tracked before; Unix time.",
         );
         let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
         let mut hooks = Family::new(
@@ -248,7 +248,7 @@ impl Metrics {
         for family in families.chain([objects, since, hooks]) {
             family.write(out);
         }
-        let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
+        let help = "Processes (ended ones included) that are not counted exactly; exact totals leave them out.";
         single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
         if other_seen {
             write_others(out, other_bytes, other_calls, profile.header.live.then_some(other_inuse));
@@ -260,16 +260,10 @@ impl Metrics {
         let mut growth = Estimated::new([
             (
                 "heapbpf_process_growth_bytes_per_second",
-                "How fast bytes in use of a process grow, over the younger half of the recording, estimated from samples.",
+                "Growth of bytes in use of a process over the second half of the recording, estimated from samples.",
             ),
-            (
-                "heapbpf_process_growth_low_bytes_per_second",
-                "Lower end of the 95 % interval of how fast bytes in use grow.",
-            ),
-            (
-                "heapbpf_process_growth_high_bytes_per_second",
-                "Upper end of the 95 % interval of how fast bytes in use grow.",
-            ),
+            ("heapbpf_process_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
+            ("heapbpf_process_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
         ]);
         let grown = growth_of_processes(&made.profile, CONFIDENCE);
         for ((key, process), grown) in made.keys.iter().zip(&made.profile.processes).zip(grown) {
@@ -288,7 +282,7 @@ impl Metrics {
         let mut family = Family::new(
             "heapbpf_process_resident_bytes",
             "gauge",
-            "Resident memory of a process by what it is for; the parts add up.",
+            "Resident memory of a process by use; the parts add up.",
         );
         let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
         let mut idle: Vec<&Process> = made.profile.idle.iter().filter(|process| visible(process)).collect();
@@ -359,9 +353,9 @@ impl Metrics {
             family.write(out);
         }
         if let Some(other) = other {
-            let help = "Bytes held at exit by processes of programs that found no room for series of their own.";
+            let help = "Bytes held at exit by processes of programs without series of their own (limit reached).";
             single(out, "heapbpf_other_at_exit_bytes", "gauge", help, number(other.total(Value::AtExitSpace)));
-            let help = "Blocks held at exit by processes of programs that found no room for series of their own.";
+            let help = "Blocks held at exit by processes of programs without series of their own (limit reached).";
             single(out, "heapbpf_other_at_exit_objects", "gauge", help, number(other.total(Value::AtExitObjects)));
         }
     }
@@ -373,7 +367,7 @@ impl Metrics {
             |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).fold(0, u64::saturating_add);
         let (bytes, calls) = (exact(|p| p.exact_alloc_bytes), exact(|p| p.exact_alloc_objects));
         let counters = [
-            ("heapbpf_alloc_bytes_total", "Bytes asked for by processes that are counted exactly.", bytes),
+            ("heapbpf_alloc_bytes_total", "Bytes requested by processes that are counted exactly.", bytes),
             ("heapbpf_allocs_total", "Allocations of processes that are counted exactly.", calls),
             ("heapbpf_hits_total", "Outermost allocation calls of the targets.", stats.hits),
             ("heapbpf_unsampled_total", "Hits that were not sampled.", stats.unsampled),
@@ -382,12 +376,12 @@ impl Metrics {
             ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.reentrant),
             (
                 "heapbpf_frees_seen_total",
-                "Calls of functions that free, those of allocators into themselves included.",
+                "Calls of functions that free, including those that allocators make into themselves.",
                 stats.frees_seen,
             ),
             ("heapbpf_frees_matched_total", "Frees of sampled blocks.", stats.frees_matched),
             ("heapbpf_scrapes_total", "Answers given.", serving.answered),
-            ("heapbpf_scrapes_refused_total", "Answers refused because too many were under way.", serving.refused),
+            ("heapbpf_scrapes_refused_total", "Answers refused because too many were in progress.", serving.refused),
         ];
         for (name, help, value) in counters {
             let highest = self.totals.entry(name).or_default();
@@ -416,14 +410,14 @@ impl Metrics {
         }
         let seconds = number(stats.daemon_cpu_seconds);
         single(out, "heapbpf_daemon_cpu_seconds_total", "counter", "CPU time of heapbpf itself.", seconds);
-        let help = "Most memory that heapbpf itself has used.";
+        let help = "Peak memory of heapbpf itself.";
         single(out, "heapbpf_daemon_peak_resident_bytes", "gauge", help, stats.daemon_peak_rss_bytes);
         if let Some(resident) = self.status.resident_bytes() {
             single(out, "heapbpf_daemon_resident_bytes", "gauge", "Memory of heapbpf itself.", resident);
         }
-        let help = "How long the last snapshot kept the event path waiting.";
+        let help = "How long the last snapshot delayed the processing of events.";
         single(out, "heapbpf_snapshot_seconds", "gauge", help, number(made.cost.as_secs_f64()));
-        let help = "Mean trials between samples (bytes, unless told otherwise).";
+        let help = "Mean trials between samples (bytes by default).";
         single(out, "heapbpf_sampling_interval", "gauge", help, profile.header.interval);
         single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", with_hits(&made.profile));
         let mut info = Family::new("heapbpf_build_info", "gauge", "Version.");
@@ -436,13 +430,15 @@ fn pushing(destinations: &[PushStatus], out: &mut String) {
     type Get = fn(&PushStatus) -> u64;
     let families: [(_, _, _, Get); 6] = [
         ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
-        ("heapbpf_push_dropped_total", "counter", "Profiles given up for want of room.", |status| {
-            status.counts.dropped
+        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of room.", |status| status.counts.dropped),
+        ("heapbpf_push_rejected_total", "counter", "Profiles that the destination rejected.", |status| {
+            status.counts.rejected
         }),
-        ("heapbpf_push_rejected_total", "counter", "Profiles refused for good.", |status| status.counts.rejected),
         ("heapbpf_push_failures_total", "counter", "Attempts that failed.", |status| status.counts.failures),
-        ("heapbpf_push_waiting", "gauge", "Profiles that wait to be delivered.", |status| status.counts.waiting),
-        ("heapbpf_push_waiting_bytes", "gauge", "Their bytes.", |status| status.counts.waiting_bytes),
+        ("heapbpf_push_waiting", "gauge", "Profiles waiting to be delivered.", |status| status.counts.waiting),
+        ("heapbpf_push_waiting_bytes", "gauge", "Bytes of profiles waiting to be delivered.", |status| {
+            status.counts.waiting_bytes
+        }),
     ];
     for (name, kind, help, value) in families {
         let mut family = Family::new(name, kind, help);

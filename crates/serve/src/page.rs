@@ -142,8 +142,12 @@ pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes>
 /// The later moment does not distinguish blocks allocated after the earlier one, or the data cannot be encoded.
 pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
     let (from, made) = (&before.made.profile.header, &after.made);
-    let untold =
-        || io::Error::new(io::ErrorKind::NotFound, "the later moment was begun before the earlier one was kept");
+    let untold = || {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            "nothing is known of what was kept between these two moments: choose others",
+        )
+    };
     let since = made.recent.since(from.duration, &made.profile).ok_or_else(untold)?;
     let since = seen.of(&since);
     let notes = unknown_of(&since, from.time);
@@ -159,11 +163,11 @@ fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
     if unfollowed > 0 {
         let noun = if unfollowed == 1 { "process" } else { "processes" };
         notes.push(format!(
-            "frees of {unfollowed} {noun} were not followed all of that time: what they kept is not all here"
+            "frees of {unfollowed} {noun} were not tracked all of that time: what they kept is incomplete"
         ));
     }
     if of_go {
-        notes.push("what Go programs keep is not here: their runtimes do not tell when a block was allocated".into());
+        notes.push("Go programs are left out: their runtimes do not report when a block was allocated".into());
     }
     notes
 }
@@ -220,7 +224,7 @@ struct Bounded(Vec<u8>);
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > LARGEST_FILE {
-            return Err(io::Error::other("the file would have more than 256 MiB: record it with -o instead"));
+            return Err(io::Error::other("the file would be larger than 256 MiB: record it with -o instead"));
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())

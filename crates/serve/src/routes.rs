@@ -18,14 +18,14 @@ use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use prost::Message as _;
-use tokio::sync::SemaphorePermit;
+use tokio::task::JoinError;
 
 use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
 use super::metrics::{Metrics, Serving};
 use super::moments::Moments;
 use super::page::{self, Seen};
-use super::places::Places;
+use super::places::{Places, Slot};
 use super::push::PushStatuses;
 use super::source::{Shared, Source, SourceError, Wanted};
 
@@ -51,7 +51,7 @@ struct ServerState {
     moments: Moments,
     layouts: page::Layouts,
     /// Held while a file is made for a page, because files are made in memory.
-    exporting: tokio::sync::Mutex<()>,
+    exporting: Arc<tokio::sync::Mutex<()>>,
     answered: AtomicU64,
     refused: AtomicU64,
 }
@@ -127,7 +127,7 @@ impl Routes {
             push,
             moments: Moments::default(),
             layouts: page::Layouts::default(),
-            exporting: tokio::sync::Mutex::default(),
+            exporting: Arc::default(),
             answered: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }))
@@ -165,7 +165,7 @@ fn page_policy() -> &'static str {
 
 /// Parses a moment in a query.
 fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
-    let value = value.ok_or_else(|| bad_request(format!("{key} is needed here: a moment as /page/data lists them")))?;
+    let value = value.ok_or_else(|| bad_request(format!("{key} is required: a moment that /page/data lists")))?;
     value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
 }
 
@@ -173,7 +173,7 @@ impl ServerState {
     async fn answer(self: &Arc<Self>, request: &Request<()>) -> Result<Answer, Refusal> {
         let client = self.admit(request)?;
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "requests are GET or HEAD here".into()));
+            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD requests are allowed".into()));
         }
         let query = request.uri().query().unwrap_or("").as_bytes();
         let pairs: Vec<(String, String)> = form_urlencoded::parse(query).into_owned().collect();
@@ -188,9 +188,7 @@ impl ServerState {
             "/page/growth" => self.compare(client, pairs, request.headers(), page::growth).await,
             "/page/kept" => self.compare(client, pairs, request.headers(), page::kept).await,
             "/page/export" => self.page_export(client, pairs).await,
-            _ => {
-                Err(Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into()))
-            }
+            _ => Err(Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists all of them".into())),
         }
     }
 
@@ -221,9 +219,9 @@ impl ServerState {
     ) -> Result<Answer, Refusal> {
         let Parameters { filter, seconds, .. } = Parameters::parse(pairs).map_err(bad_request)?;
         if seconds.is_some() {
-            return Err(bad_request("seconds: the page compares moments with /page/growth"));
+            return Err(bad_request("seconds is not supported here: /page/growth compares moments"));
         }
-        let _permit = self.permit(client.token)?;
+        let slot = self.permit(client.token)?;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
         self.moments.keep(shared.kept());
         self.source.set_marks(self.moments.marks());
@@ -237,21 +235,22 @@ impl ServerState {
         let (now, moments, seen) = (shared.clone(), self.moments.all(), Seen { scope: client.scope, filter });
         let state = Arc::clone(self);
         let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
-        let encoded = cell.get_or_try_init(|| encoding(data));
-        self.json(encoded.await?.clone(), headers).await
+        let encoded = cell.get_or_try_init(|| encoding(&slot, data));
+        self.json(&slot, encoded.await?.clone(), headers).await
     }
 
     async fn page_export(&self, client: Client, mut pairs: Vec<(String, String)>) -> Result<Answer, Refusal> {
-        let name = taken(&mut pairs, "format")
-            .ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
+        let name =
+            taken(&mut pairs, "format").ok_or_else(|| bad_request("format is required: ?format=pprof, for example"))?;
         let format = by_name(&name).map_err(|error| bad_request(error.to_string()))?;
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
-        let _permit = self.permit(client.token)?;
-        let _turn = self.exporting.lock().await;
+        let slot = self.permit(client.token)?;
+        let turn = Arc::clone(&self.exporting).lock_owned().await;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
         let seen = Seen { scope: client.scope, filter };
-        let made = tokio::task::spawn_blocking(move || page::file(&shared.made.profile, format, &seen)).await;
-        let made = made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be made".into()))?;
+        let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen)).await;
+        let made =
+            made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
         self.answered.fetch_add(1, Ordering::Relaxed);
         let name = format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0]);
         let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, &name)];
@@ -261,7 +260,9 @@ impl ServerState {
     async fn metrics(&self, Client { token, scope }: Client, pairs: &[(String, String)]) -> Result<Answer, Refusal> {
         let parameters = Parameters::parse(pairs).map_err(bad_request)?;
         if parameters.seconds.is_some() {
-            return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
+            return Err(bad_request(
+                "seconds is not supported here: metrics count from the start, and Prometheus computes rates",
+            ));
         }
         let _permit = self.permit(token)?;
         let shared = self.source.profile(token, Detail::Totals).await?;
@@ -291,25 +292,25 @@ impl ServerState {
         if from >= to {
             return Err(bad_request("from must be before to"));
         }
-        let _permit = self.permit(client.token)?;
+        let slot = self.permit(client.token)?;
         let [before, after] = [from, to].map(|time| {
-            let reason = format!("{time} is no moment that is kept; /page/data lists them");
+            let reason = format!("the moment {time} is not kept; /page/data lists those that are");
             self.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
         });
         let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
-        let encoded = encoding(move || page::compressed(&of(&before, &after, &seen)?)).await?;
-        self.json(encoded, headers).await
+        let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen)?)).await?;
+        self.json(&slot, encoded, headers).await
     }
 
     /// An answer from compressed JSON, decompressed for clients that do not accept gzip.
-    async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
+    async fn json(&self, slot: &Slot, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
         self.answered.fetch_add(1, Ordering::Relaxed);
         let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
         if accepts_gzip(accepted) {
             return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
         }
-        let plain = encoding(move || {
+        let plain = encoding(slot, move || {
             let mut plain = Vec::new();
             GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
             Ok(plain.into())
@@ -317,14 +318,14 @@ impl ServerState {
         Ok(answer([kind, store], plain.await?))
     }
 
-    fn permit(&self, token: usize) -> Result<SemaphorePermit<'_>, Refusal> {
+    fn permit(&self, token: usize) -> Result<Slot, Refusal> {
         self.room.try_take(token).ok_or_else(|| self.full(self.room.of_each))
     }
 
     fn full(&self, most: usize) -> Refusal {
         self.refused.fetch_add(1, Ordering::Relaxed);
         let whose = if self.tokens.is_some() { " with this token" } else { "" };
-        let reason = format!("{most} scrapes{whose} are under way already; try again later");
+        let reason = format!("{most} scrapes{whose} are already in progress; try again later");
         Refusal(StatusCode::SERVICE_UNAVAILABLE, reason)
     }
 
@@ -337,12 +338,12 @@ impl ServerState {
     ) -> Result<Answer, Refusal> {
         let Parameters { filter, seconds, format } = Parameters::parse(pairs).map_err(bad_request)?;
         if needs_seconds && seconds.is_none() {
-            return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
+            return Err(bad_request("seconds is required: ?seconds=10, for example"));
         }
         let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
         let wanted = Wanted { scope, filter, first, format };
         let permit = self.permit(token)?;
-        let (earlier, _permit) = match seconds {
+        let (earlier, slot) = match seconds {
             Some(seconds) => {
                 let places = &self.differences;
                 let _difference = places.try_take(token).ok_or_else(|| self.full(places.of_each))?;
@@ -350,9 +351,9 @@ impl ServerState {
                 drop(permit);
                 tokio::time::sleep(seconds).await;
                 // A client that has waited this long is not refused.
-                (Some(earlier), self.room.take(token).await)
+                (Some(earlier), self.room.take(token).await.ok_or_else(|| self.full(self.room.of_each))?)
             }
-            None => (None, Some(permit)),
+            None => (None, permit),
         };
         let shared = match earlier {
             Some(_) => self.source.second_profile(token, Detail::Stacks).await?,
@@ -360,7 +361,7 @@ impl ServerState {
         };
         let bytes = match earlier {
             Some(earlier) => {
-                encoding(move || {
+                encoding(&slot, move || {
                     let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
                     encode(&shown(&difference, &wanted.scope, &wanted.filter), &wanted)
                 })
@@ -370,7 +371,7 @@ impl ServerState {
                 let cell = shared.encoding(&wanted);
                 let made = shared.clone();
                 let encoded = cell.get_or_try_init(|| {
-                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
+                    encoding(&slot, move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
                 });
                 encoded.await?.clone()
             }
@@ -384,10 +385,26 @@ impl ServerState {
     }
 }
 
-/// Runs an encoder where it does not delay other answers.
-async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static) -> Result<Bytes, Refusal> {
+/// Runs a function where it does not delay other answers. `held` is dropped when it has ended: if the client hangs up, it
+/// cannot be stopped, and must not run beside more than it is counted with.
+async fn in_thread<T: Send + 'static>(
+    held: impl Send + 'static,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    tokio::task::spawn_blocking(move || {
+        let _held = held;
+        run()
+    })
+    .await
+}
+
+/// Runs an encoder for the request that holds a slot.
+async fn encoding(
+    slot: &Slot,
+    encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static,
+) -> Result<Bytes, Refusal> {
     let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
-    match tokio::task::spawn_blocking(encode).await {
+    match in_thread(Arc::clone(slot), encode).await {
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Err(Refusal(StatusCode::NOT_FOUND, error.to_string())),
         Ok(encoded) => encoded.map_err(|error| failed(format!("the profile could not be encoded: {error}"))),
         Err(_) => Err(failed("the profile could not be encoded".into())),

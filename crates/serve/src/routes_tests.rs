@@ -95,6 +95,23 @@ async fn a_token_that_takes_all_its_places_leaves_the_others_theirs() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_client_that_hangs_up_leaves_its_slot_to_its_work() {
+    let places = Places::new(1, 1);
+    let slot = places.try_take(0).expect("nobody has it");
+    let (go, waits) = std::sync::mpsc::channel::<()>();
+    let encode = move || Ok(waits.recv().map_or_else(|_| Bytes::new(), |()| Bytes::new()));
+    let client = tokio::spawn(async move { encoding(&slot, encode).await.is_ok() });
+    tokio::task::yield_now().await;
+    client.abort();
+    assert!(client.await.is_err());
+    assert!(places.try_take(0).is_none());
+    drop(go);
+    while places.try_take(0).is_none() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn who_is_turned_away_keeps_no_connection() {
     let (address, _stop) = serve();
     let head = ask(address, "not-a-token-of-this-host", "/metrics").await;

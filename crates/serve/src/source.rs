@@ -19,6 +19,8 @@ use super::places::places_of_each;
 const STANDSTILL: u32 = 10;
 /// Upper limit of that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pause after a snapshot whose client left before the answer, so that its cost is not known.
+const PAUSE_AFTER_ABANDONED: Duration = Duration::from_millis(500);
 /// Maximum number of profiles with stacks held in memory for answers and differences in progress, over all tokens.
 const MOST_HELD: usize = 16;
 /// Minimum number of these for each token, however many tokens there are: two differences and an answer.
@@ -127,7 +129,7 @@ pub enum SourceError {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
     /// Too many different profiles are in use.
-    #[error("too many profiles are being compared and sent at this moment; try again later")]
+    #[error("too many profiles are being compared and sent right now; try again later")]
     Busy,
 }
 
@@ -218,13 +220,17 @@ impl Source {
         if let Some(at) = last.not_before {
             tokio::time::sleep_until(at.into()).await;
         }
+        // If the client leaves before the answer, the snapshot is taken all the same.
+        last.not_before = Some(Instant::now() + PAUSE_AFTER_ABANDONED);
         let made = match detail {
             Detail::Stacks => {
                 let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                self.recording.profile_by_marks(detail, marks).await?
+                self.recording.profile_by_marks(detail, marks).await
             }
-            Detail::Totals | Detail::Lifetimes => self.recording.profile(detail).await?,
+            Detail::Totals | Detail::Lifetimes => self.recording.profile(detail).await,
         };
+        last.not_before = None;
+        let made = made?;
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
         let shared = Arc::new(Shared { made, encodings: Mutex::default(), totals: Mutex::default() });

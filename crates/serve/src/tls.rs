@@ -79,7 +79,7 @@ pub(super) fn acceptor(files: TlsFiles<'_>) -> Result<TlsAcceptor, TlsError> {
         certificates: files.certificates.into(),
         key: files.key.into(),
         reason: match error {
-            rustls::Error::InconsistentKeys(_) => "the key is another certificate's".into(),
+            rustls::Error::InconsistentKeys(_) => "the key belongs to another certificate".into(),
             other => other.to_string(),
         },
     };

@@ -39,7 +39,7 @@ impl<'a> ByBuildId<'a> {
             return Err("too many modules".into());
         };
         let Some(build_id) = module.build_id.as_deref() else {
-            return Err("it has no build ID, so no file can be known to be this one".into());
+            return Err("it has no build ID, so its file cannot be identified".into());
         };
         let ours = (&*module.path == "[vdso]").then(vdso::image).flatten();
         if let Some(image) = ours.filter(|image| build_id::of(&**image).as_deref() == Some(build_id)) {
@@ -65,7 +65,7 @@ impl<'a> ByBuildId<'a> {
         }
         let id = heapbpf_profile::units::hex(build_id);
         Err(match is_another {
-            true => format!("the files of this name have another build ID than {id}{refusal}"),
+            true => format!("files of this name have a different build ID than {id}{refusal}"),
             false => format!("no file with build ID {id} was found (see --debug-dir){refusal}"),
         })
     }

@@ -9,7 +9,7 @@ use heapbpf_profile::model::Frame;
 use heapbpf_unwind::mapping::ModuleId;
 
 /// The reason of a frame outside all functions of the program.
-const NO_FUNCTION: &str = "no function of the Go program is there";
+const NO_FUNCTION: &str = "no function of the Go program at this address";
 /// Maximum number of frames kept. When there are more, they are looked up again.
 const MOST_FRAMES: usize = 1 << 18;
 

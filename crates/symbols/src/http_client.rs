@@ -36,7 +36,7 @@ pub fn reason(error: &ureq::Error) -> String {
     };
     match of_tls {
         Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-            "its certificate cannot be trusted: no authority that this system knows has signed it (SSL_CERT_FILE names a file of others)".into()
+            "its certificate cannot be trusted: no authority known to this system has signed it (SSL_CERT_FILE can name others)".into()
         }
         Some(rustls::Error::InvalidCertificate(why)) => format!("its certificate cannot be trusted: {why}"),
         _ => error.to_string(),

@@ -19,6 +19,7 @@ pub mod go;
 pub mod http_client;
 pub mod java;
 pub mod linked_dwarf;
+mod nesting;
 pub mod offline;
 pub mod options;
 pub mod packages;
@@ -26,6 +27,7 @@ pub mod perf_map;
 pub mod progress;
 pub mod reasons;
 pub mod runtime_functions;
+mod shortened;
 pub mod sparse_copy;
 pub mod symbolizer;
 

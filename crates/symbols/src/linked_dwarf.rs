@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use addr2line::{Context, LookupContinuation as _, LookupResult, SplitDwarfLoad};
-use gimli::{DwarfPackage, EndianArcSlice, LittleEndian, SectionId, UnitType};
+use gimli::{DebugAbbrev, DebugInfo, DwarfPackage, EndianArcSlice, LittleEndian, Section as _, SectionId, UnitType};
 use heapbpf_elf::Elf;
 use heapbpf_elf::debug_link::{self, AltLink};
 use heapbpf_unwind::image::Image;
 
 use super::debug_files::{self, DebugFile};
 use super::debuginfod::Debuginfod;
+use super::nesting::is_too_deep;
+use super::shortened::shortened;
 use super::sparse_copy::debug_bytes;
 
 type Bytes = EndianArcSlice<LittleEndian>;
@@ -44,9 +46,9 @@ pub struct Places<'a> {
 /// A function at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Its linkage name.
+    /// Its linkage name, shortened.
     pub name: String,
-    /// Source file.
+    /// Source file, shortened.
     pub file: Option<String>,
     /// Source line.
     pub line: Option<u32>,
@@ -82,9 +84,7 @@ impl<'a> LinkedDwarf<'a> {
         if let Some(alt) = &alt {
             match shared(alt, &places) {
                 Some(file) => dwarf.set_sup(load(&file.file, &file.elf, &mut left_bytes, |id| Some(id.name()))?),
-                None => {
-                    missing = Some(format!("{}, which it shares with other files, was not found", alt.path.display()))
-                }
+                None => missing = Some(format!("the shared debug file {} was not found", alt.path.display())),
             }
         }
         let lacks_shared = missing.is_some();
@@ -109,7 +109,7 @@ impl<'a> LinkedDwarf<'a> {
                         .entry(load.dwo_id.0)
                         .or_insert_with(|| room.then(|| split_unit(&load, places, package.as_ref(), left_bytes))?);
                     if found.is_none() {
-                        let path = load.path.as_ref().map(|path| String::from_utf8_lossy(path.bytes()).into_owned());
+                        let path = load.path.as_ref().map(|path| shortened(path.bytes()).into_owned());
                         missing.get_or_insert_with(|| format!("{} was not found", path.unwrap_or_default()));
                     }
                     lookup = continuation.resume(found.clone());
@@ -118,16 +118,23 @@ impl<'a> LinkedDwarf<'a> {
         };
         let mut functions = Vec::new();
         while let Ok(Some(frame)) = frames.next() {
-            let name = frame.function.as_ref().and_then(|name| name.raw_name().ok().map(|name| name.into_owned()));
+            let name = frame.function.as_ref().map(|function| shortened(function.name.bytes()).into_owned());
             let Some(name) = name.filter(|_| functions.len() < MOST_INLINED) else { return Vec::new() };
-            let (file, line) = frame.location.map_or((None, None), |place| (place.file.map(str::to_owned), place.line));
+            let (file, line) = frame.location.map_or((None, None), |place| (place.file, place.line));
+            let file = file.map(|file| shortened(file.as_bytes()).into_owned());
             functions.push(Function { name, file, line: line.filter(|line| *line > 0) });
         }
         functions
     }
 }
 
-/// Reads debug sections. Returns `None` if they exceed the bytes left.
+/// The sections with the tree of entries.
+pub fn entries(image: &dyn Image, elf: &Elf) -> Option<(DebugInfo<Bytes>, DebugAbbrev<Bytes>)> {
+    let load = |id: SectionId| section(image, elf, Some(id.name()));
+    Some((DebugInfo::load(load).ok()?, DebugAbbrev::load(load).ok()?))
+}
+
+/// Reads debug sections. Returns `None` if they exceed the bytes left or are nested too deeply.
 fn load(
     image: &dyn Image,
     elf: &Elf,
@@ -135,7 +142,8 @@ fn load(
     name: impl Fn(SectionId) -> Option<&'static str>,
 ) -> Option<Dwarf> {
     *left_bytes = left_bytes.checked_sub(debug_bytes(image, elf))?;
-    gimli::Dwarf::load(|id| section(image, elf, name(id))).ok()
+    let dwarf = gimli::Dwarf::load(|id| section(image, elf, name(id))).ok()?;
+    (!is_too_deep(&dwarf.debug_info, &dwarf.debug_abbrev)).then_some(dwarf)
 }
 
 fn section(image: &dyn Image, elf: &Elf, name: Option<&str>) -> Result<Bytes, gimli::Error> {
@@ -194,7 +202,7 @@ fn split_unit(
 ) -> Option<Arc<Dwarf>> {
     use std::os::unix::ffi::OsStrExt as _;
     if let Some(found) = package.and_then(|package| package.find_cu(wanted.dwo_id, &wanted.parent).ok()?) {
-        return Some(Arc::new(found));
+        return (!is_too_deep(&found.debug_info, &found.debug_abbrev)).then(|| Arc::new(found));
     }
     let path = |bytes: &Option<Bytes>| bytes.as_ref().map(|it| PathBuf::from(std::ffi::OsStr::from_bytes(it.bytes())));
     let name = path(&wanted.path)?;

@@ -76,7 +76,7 @@ pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress
         finished.insert(key, if frames <= MOST_FRAMES { Arc::new(named) } else { stack });
     }
     if frames > MOST_FRAMES {
-        summary.notes.push(format!("more than {MOST_FRAMES} frames: the rest is left as it was"));
+        summary.notes.push(format!("more than {MOST_FRAMES} frames: the rest got no names"));
     }
     for row in &mut profile.rows {
         if let Some(stack) = finished.get(&Arc::as_ptr(&row.key.stack)) {

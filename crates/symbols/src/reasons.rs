@@ -52,6 +52,6 @@ pub fn why_unnamed(path: &str, elf: &Elf, refusal: Option<&str>) -> String {
     } else if is_stripped(elf) {
         stripped_text(path, "its debug symbols", refusal)
     } else {
-        format!("no symbol of {path} with a name in UTF-8 covers this address")
+        format!("no readable symbol of {path} covers this address")
     }
 }

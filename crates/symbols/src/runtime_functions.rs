@@ -14,11 +14,19 @@ pub const RUNTIME: ModuleId = ModuleId(u32::MAX);
 /// Stands for the number of a function whose name could not be read.
 pub const UNKNOWN_FUNCTION: u32 = u32::MAX;
 
+/// Stands for the number of every further function once there are too many.
+const FURTHER_FUNCTION: u32 = u32::MAX - 1;
+
 /// The reason of a function without a name.
-const GONE: &str = "a function that was gone before its name could be read";
+const GONE: &str = "the function was gone before its name could be read";
+
+/// The reason of a further function.
+const TOO_MANY: &str = "there are too many Python and Java functions to keep their names";
 
 /// Maximum number of distinct functions, in all processes together.
 const MOST_FUNCTIONS: usize = 1 << 18;
+/// Maximum number of bytes of their names and paths. The last function may exceed it.
+const MOST_BYTES: usize = 64 << 20;
 
 /// The functions of all programs, each once. The event path adds to them, and the profile worker reads them.
 #[derive(Debug, Default)]
@@ -29,6 +37,8 @@ struct Functions {
     all: Vec<Function>,
     numbers: HashMap<Function, u32>,
     texts: HashSet<Arc<str>>,
+    /// Length of all texts, bytes.
+    text_bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,20 +48,21 @@ struct Function {
 }
 
 impl RuntimeFunctions {
-    /// Returns the number of a function. `None` if there are too many.
-    pub fn number(&self, name: &str, file: &str) -> Option<u32> {
+    /// Returns the number of a function. If there are too many functions, all further ones share a number without a
+    /// name.
+    pub fn number(&self, name: &str, file: &str) -> u32 {
         let mut functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let function = Function { name: functions.text(name), file: functions.text(file) };
-        if let Some(number) = functions.numbers.get(&function) {
-            return Some(*number);
+        if let Some(known) = functions.known(name, file) {
+            return known;
         }
         let number = functions.all.len();
-        if number >= MOST_FUNCTIONS {
-            return None;
+        if number >= MOST_FUNCTIONS || functions.text_bytes >= MOST_BYTES {
+            return FURTHER_FUNCTION;
         }
+        let function = Function { name: functions.text(name), file: functions.text(file) };
         functions.all.push(function.clone());
         functions.numbers.insert(function, number as u32);
-        Some(number as u32)
+        number as u32
     }
 
     /// Returns the frame for a raw frame, if that belongs to such a function.
@@ -60,8 +71,10 @@ impl RuntimeFunctions {
             return None;
         }
         let functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(function) = functions.all.get((raw.file_offset >> 32) as usize) else {
-            return Some(Frame { reason: Some(GONE.into()), ..Frame::default() });
+        let number = (raw.file_offset >> 32) as u32;
+        let Some(function) = functions.all.get(number as usize) else {
+            let reason = if number == FURTHER_FUNCTION { TOO_MANY } else { GONE };
+            return Some(Frame { reason: Some(reason.into()), ..Frame::default() });
         };
         let name = Some(Arc::clone(&function.name));
         let file = Some(Arc::clone(&function.file)).filter(|file| !file.is_empty());
@@ -71,12 +84,18 @@ impl RuntimeFunctions {
 }
 
 impl Functions {
+    fn known(&self, name: &str, file: &str) -> Option<u32> {
+        let text = |text: &str| self.texts.get(text).map(Arc::clone);
+        self.numbers.get(&Function { name: text(name)?, file: text(file)? }).copied()
+    }
+
     fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
             return Arc::clone(known);
         }
         let text: Arc<str> = text.into();
         self.texts.insert(Arc::clone(&text));
+        self.text_bytes += text.len();
         text
     }
 }
@@ -99,7 +118,7 @@ mod tests {
     fn a_function_has_one_number_and_each_of_its_lines_a_frame() {
         let names = RuntimeFunctions::default();
         let (run, other) = (names.number("run", "/a.py"), names.number("run", "/b.py"));
-        assert_eq!((run, other, names.number("run", "/a.py")), (Some(0), Some(1), Some(0)));
+        assert_eq!((run, other, names.number("run", "/a.py")), (0, 1, 0));
         let frame = names.frame(&raw_frame(1, 17)).expect("it is Python's");
         assert_eq!(
             (frame.function.as_deref(), frame.file.as_deref(), frame.line),
@@ -109,5 +128,24 @@ mod tests {
         assert_eq!(names.frame(&raw_frame(0, 0)).expect("it is Python's").line, None);
         assert!(names.frame(&raw_frame(UNKNOWN_FUNCTION, 0)).expect("it is Python's").reason.is_some());
         assert_eq!(names.frame(&RawFrame { address: 1, module: None, file_offset: 0 }), None);
+    }
+
+    /// A script makes functions with names as long as possible. The first ones keep their names, and nothing is kept of
+    /// the further ones.
+    #[test]
+    fn names_of_too_many_functions_are_not_kept_and_that_is_said() {
+        const LENGTH: usize = 4096;
+        let names = RuntimeFunctions::default();
+        let number = |at: usize| names.number(&format!("{at:0LENGTH$}"), "/a.py");
+        let fits = (MOST_BYTES / LENGTH) as u32;
+        let numbers: Vec<u32> = (0..2 * MOST_BYTES / LENGTH).map(number).collect();
+        assert!(numbers.iter().zip(0..fits).all(|(number, expected)| *number == expected));
+        assert!(numbers[fits as usize..].iter().all(|number| *number == FURTHER_FUNCTION));
+        let reason = names.frame(&raw_frame(FURTHER_FUNCTION, 1)).expect("it is Python's").reason;
+        assert_eq!(reason.as_deref(), Some(TOO_MANY));
+        assert_eq!(number(7), 7, "it is known");
+        let functions = names.0.lock().expect("no test has panicked");
+        let held: usize = functions.texts.iter().map(|text| text.len()).sum();
+        assert!(held == functions.text_bytes && held < MOST_BYTES + LENGTH, "{held}");
     }
 }

@@ -15,11 +15,13 @@ use heapbpf_unwind::image::{Image, ModuleFiles};
 
 use super::debug_files::{self, DebugFile};
 use super::demangle::is_mapping_symbol;
-use super::linked_dwarf::{LinkedDwarf, Places};
+use super::linked_dwarf::{LinkedDwarf, Places, entries};
+use super::nesting::is_too_deep;
 use super::options::Options;
 use super::packages::KnownOwners;
 use super::progress::Progress;
 use super::reasons::{self, Stripped};
+use super::shortened::shortened;
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 
 /// Bytes of debug information in a batch after which the heap is trimmed.
@@ -143,11 +145,13 @@ impl Symbolizer {
         }
     }
 
-    /// Forgets everything about these modules.
+    /// Forgets everything about these modules, and all notes.
     pub fn forget(&mut self, is_gone: impl Fn(&ModuleId) -> bool) {
         self.known.retain(|(module, _), _| !is_gone(module));
         self.reasons.retain(|module, _| !is_gone(module));
         self.has_long_names.retain(|module| !is_gone(module));
+        // They name modules only by path.
+        self.notes.clear();
         self.texts.retain(|text| Arc::strong_count(text) > 1);
     }
 
@@ -209,7 +213,7 @@ impl Symbolizer {
             let places = (&*path, &*debug.path, root.as_deref());
             let contents = match self.look_up_linked(&debug.file, &debug.elf, places, &addresses, &mut found) {
                 true => Contents::Symbols,
-                false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf),
+                false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf, debug.is_trusted),
             };
             let result = if debug.is_trusted {
                 self.look_up(&debug.path, contents, &addresses, &mut found)
@@ -224,7 +228,7 @@ impl Symbolizer {
             let places = (&*path, Path::new(&*path), root.as_deref());
             let contents = match self.look_up_linked(&*image, &elf, places, &addresses, &mut found) {
                 true => Contents::Symbols,
-                false => self.contents(&path, &*image, &elf),
+                false => self.contents(&path, &*image, &elf, false),
             };
             match self.look_up_copied(&*image, &elf, contents, &addresses, &mut found) {
                 Ok(()) => {}
@@ -319,7 +323,7 @@ impl Symbolizer {
     fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
         let found = self.options.debuginfod.as_ref()?.find(build_id?);
         let name = || format!("{path} (from debuginfod)").into();
-        Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "no ELF file".into())))
+        Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "not an ELF file".into())))
     }
 
     /// Fills gaps in `found` with functions that are known only by their unwind entries.
@@ -351,7 +355,7 @@ impl Symbolizer {
     }
 
     /// Returns which sections of a file to use.
-    fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf) -> Contents {
+    fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf, is_trusted: bool) -> Contents {
         let bytes = debug_bytes(image, elf);
         if bytes == 0 {
             return Contents::Symbols;
@@ -359,11 +363,17 @@ impl Symbolizer {
         if bytes > self.options.max_debug_bytes {
             let (has, limit) = (bytes >> 20, self.options.max_debug_bytes >> 20);
             self.notes.insert(format!(
-                "{path}: debug information of {has} MiB is above the limit of {limit} MiB: no lines, no inlined calls"
+                "{path}: debug information of {has} MiB is above the limit of {limit} MiB, so lines and inlined calls are missing"
             ));
             return Contents::Symbols;
         }
         self.worked_bytes += bytes;
+        let is_readable = is_trusted || entries(image, elf).is_none_or(|(info, abbrev)| !is_too_deep(&info, &abbrev));
+        if !is_readable {
+            let consequence = "so lines and inlined calls are missing";
+            self.notes.insert(format!("{path}: debug information is nested too deeply, {consequence}"));
+            return Contents::Symbols;
+        }
         Contents::DebugInformation
     }
 
@@ -453,7 +463,7 @@ impl Symbolizer {
     fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
         let demangled = self.demangled(name);
         let system_name = demangled.is_some().then(|| self.text(name));
-        let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
+        let reason = name.is_empty().then(|| self.text("the debug information has no name for this address"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
         let file = file.map(|file| self.text(file));
         Symbol { function, system_name, file, line, inlined, function_start: None, reason }
@@ -470,9 +480,10 @@ impl Symbolizer {
         })
     }
 
-    /// Interns a text, so that equal texts share an `Arc`.
+    /// Shortens a text and interns it, so that equal texts share an `Arc`.
     fn text(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
+        let text = shortened(text.as_bytes());
+        if let Some(known) = self.texts.get(&*text) {
             return known.clone();
         }
         let text: Arc<str> = text.into();
@@ -497,4 +508,36 @@ fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)
     let mini = debugdata::unpack(&packed)?;
     let elf = Elf::read(&mini).ok()?;
     Some((mini, elf))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shortened::MOST_BYTES;
+    use super::*;
+
+    /// A symbol table may hold one name as long as itself, and many names that are its ends.
+    #[test]
+    fn long_names_and_paths_are_kept_shortened() {
+        let mut symbolizer = Symbolizer::default();
+        let long = "x".repeat(3 * MOST_BYTES);
+        for start in 0..20 {
+            let symbol = symbolizer.symbol(&long[start..], Some(&long), Some(1), false);
+            assert!(symbol.function.is_some_and(|name| name.len() == MOST_BYTES && name.ends_with('…')));
+            assert!(symbol.file.is_some_and(|file| file.len() == MOST_BYTES));
+        }
+        // The type of each parameter is that of the first.
+        let mangled = format!("_Z1f2000{}S_S_S_S_", "a".repeat(2000));
+        let symbol = symbolizer.symbol(&mangled, None, None, false);
+        assert!(symbol.function.is_some_and(|name| name.starts_with("f(aa") && name.len() == MOST_BYTES));
+        assert_eq!(symbol.system_name.as_deref(), Some(&*mangled));
+        assert!(symbolizer.texts.iter().all(|text| text.len() <= MOST_BYTES));
+    }
+
+    #[test]
+    fn notes_do_not_outlive_their_modules() {
+        let mut symbolizer = Symbolizer::default();
+        symbolizer.notes.insert("/a: no lines".into());
+        symbolizer.forget(|_| true);
+        assert_eq!(symbolizer.notes().count(), 0);
+    }
 }

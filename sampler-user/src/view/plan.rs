@@ -118,7 +118,7 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
         units::count(preview.sites as f64)
     ));
     say(format!(
-        "{}: the smallest interval whose samples cost under 1 % of the probes (--interval auto).",
+        "{}: the smallest interval whose samples cost under 1 % of the probes (--hook probe --interval auto).",
         units::bytes(preview.automatic.interval as f64)
     ));
     say(format!(

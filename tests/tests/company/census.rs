@@ -152,7 +152,7 @@ fn what_cannot_be_counted_is_said() {
     refused(&["--pid", &ended.id().to_string()], 1, "no process");
     // A time limit that is over at once.
     let target = Target::start::<&str>(&program_with("census", "census_stripped", &["-s"]), []);
-    refused(&["--pid", &target.pid().to_string(), "--limit", "1ns"], 1, "in time");
+    refused(&["--pid", &target.pid().to_string(), "--limit", "1ns"], 1, "took too long");
     // If one of two processes fails, the other one is still reported.
     let output = census(&["--pid", &format!("{pid},{}", target.pid()), "--format", "json"]);
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -229,7 +229,7 @@ fn a_running_process_is_planned_for() {
 #[test]
 fn the_automatic_interval_is_that_of_a_plan() {
     let Some(_turn) = turn("the_automatic_interval_is_that_of_a_plan") else { return };
-    let (outcome, truth) = record("mix", &["3000000"], &["--interval", "auto"]);
+    let (outcome, truth) = record("mix", &["600000"], &["--hook", "probe", "--interval", "auto"]);
     let (profile, stats) = outcome.results();
     assert_eq!(stats.lost(), 0);
     let chosen = profile.interval_bytes;

@@ -245,7 +245,7 @@ fn weights_by_no_common_interval_have_no_error_bars() {
     let total = &profile.totals.alloc_bytes;
     assert!(total.low.is_none() && total.high.is_none(), "{total:?}");
     let reason = total.reason.as_deref().unwrap_or_default();
-    assert!(reason.contains("not by one sampling interval"), "{reason}");
+    assert!(reason.contains("not come from one sampling interval"), "{reason}");
     // The estimates use the program's own weights.
     assert!((total.value() / truth.bytes() as f64 - 1.0).abs() < 0.1, "{total:?} of {}", truth.bytes());
 }

@@ -120,21 +120,18 @@ pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow:
     while !run.ended {
         match events.recv_timeout(Duration::from_secs(1)) {
             Ok(event) => run.heed(&event),
-            Err(RecvTimeoutError::Timeout) => {
-                if let Some((name, limit)) = run.hung(Instant::now()) {
-                    run.outcome
-                        .failed
-                        .push((name, format!("had not ended after {limit:?}; running: {}", group(&child))));
-                    end_group(&mut child);
-                    return Ok(run.outcome);
-                }
-                if manner.within.is_some_and(|within| begun.elapsed() > within) {
-                    run.outcome.cut_off.extend(run.running.into_keys());
-                    end_group(&mut child);
-                    return Ok(run.outcome);
-                }
-            }
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if let Some((name, limit)) = run.hung(Instant::now()) {
+            run.outcome.failed.push((name, format!("had not ended after {limit:?}; running: {}", group(&child))));
+            end_group(&mut child);
+            return Ok(run.outcome);
+        }
+        if !run.ended && manner.within.is_some_and(|within| begun.elapsed() > within) {
+            run.outcome.cut_off.extend(run.running.into_keys());
+            end_group(&mut child);
+            return Ok(run.outcome);
         }
     }
     // Something that a test left running may hold the pipe open.

@@ -35,7 +35,7 @@ pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
     fs::write(&sources, SOURCES).with_context(|| format!("cannot write {}", sources.display()))?;
     let updated = run_quietly(apt(&folder, "apt-get").arg("update"), context.options.verbose);
     if let Err(error) = updated {
-        say!("apt-get had trouble, going on with the lists there are: {error:#}");
+        say!("apt-get failed; using the existing lists: {error:#}");
     }
     let names = read(apt(&folder, "apt-cache").args(["pkgnames", "linux-"]))?;
     let Some(package) = newest(names.lines(), version) else {

@@ -81,7 +81,7 @@ impl Attaching {
             Service::Probes if key.is_some_and(|key| self.would_count_twice(pid, key)) => Err(Unhooked::Known),
             Service::Probes => {
                 if let Some(Err(why)) = key.map(|key| self.may_have_own_links(pid, key)) {
-                    self.refuse(format!("process {pid} is not counted: {why}"));
+                    self.refuse(format!("process {pid} cannot be probed: {why}"));
                     return Err(Unhooked::Refused(why));
                 }
                 self.hook_module(host, module, link)
@@ -114,7 +114,7 @@ impl Attaching {
             Err(error) if error.is_too_late() => {
                 if let Some(module) = host.modules().get(module) {
                     let path = module.path.clone();
-                    self.refuse(format!("{path}: in a process that ended before it could be counted"));
+                    self.refuse(format!("{path}: the process ended before it could be counted"));
                 }
                 Err(Unhooked::TooLate)
             }
@@ -286,7 +286,7 @@ impl Attaching {
         }
         let file = self.hooks.files.path(key).unwrap_or_default();
         let is_hooked = self.link_for(pid).is_none();
-        let outcome = if is_hooked { "such calls count twice" } else { "it is not hooked" };
+        let outcome = if is_hooked { "such calls count twice" } else { "it is not hooked itself" };
         self.refuse(format!("process {pid}: {file} may call another allocator, which is hooked inline: {outcome}"));
         !is_hooked
     }
@@ -328,7 +328,7 @@ impl Attaching {
             if avoided.len() == before {
                 return;
             }
-            log::info!("{path}: {} breakpoints of a debugger are kept clear of", avoided.len());
+            log::info!("{path}: avoiding {} breakpoints of a debugger", avoided.len());
             self.hooks.files.avoid(key, &avoided);
         }
     }
@@ -398,7 +398,7 @@ impl Attaching {
             }
         }
         for (_, path) in written {
-            self.refuse(format!("{path}: it was overwritten while it was probed; its probes were taken out"));
+            self.refuse(format!("{path}: it was overwritten while it was probed; its probes were removed"));
         }
     }
 
@@ -412,7 +412,7 @@ impl Attaching {
         let path = file.map(|module| module.path.clone()).filter(|path| !is_ours(path));
         let Some(path) = path else { return false };
         let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else { return false };
-        self.hooks.files.examine_aside(&path, &file)
+        self.hooks.files.examine_aside(&path, &file, self.holds_members())
     }
 
     /// Examines a module. `Err`: not possible now, but perhaps later.
@@ -424,7 +424,7 @@ impl Attaching {
         let file = match host.modules_mut().source(module) {
             Ok(ModuleSource::File(file)) => file,
             Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(Look::Nothing),
-            Err(reason @ (Unreadable::Gone | Unreadable::Replaced)) => {
+            Err(reason @ (Unreadable::Gone | Unreadable::Replaced | Unreadable::Leased)) => {
                 log::debug!("{path}: {reason}");
                 return Err(());
             }

@@ -84,7 +84,7 @@ pub fn early_objects(processes: &[Process]) -> Option<String> {
     };
     let late: Vec<&Process> = processes.iter().filter(is_late).collect();
     let text = format!(
-        "objects that Python made before the process went over to inline hooks are not included ({})",
+        "objects that Python allocated before the process had inline hooks are not included ({})",
         some_names(&late)
     );
     (!late.is_empty()).then_some(text)
@@ -123,8 +123,8 @@ pub fn announcements(processes: &[Process]) -> Option<String> {
     let announcing = processes.iter().filter(|process| process.hook == Some(Hook::Usdt));
     let names: BTreeSet<&str> = announcing.map(|process| &*process.comm).collect();
     let text = format!(
-        "{}: figures are of samples that the process announces (USDT), at an interval of its own; nothing \
-         counts what it allocates besides, so there are no exact totals",
+        "{}: figures come from samples that the process announces (USDT), at its own interval; its other \
+         allocations are not counted, so there are no exact totals",
         names_of(&names)
     );
     (!names.is_empty()).then_some(text)
@@ -222,63 +222,75 @@ pub fn stats(
 }
 
 /// What helps if samples arrive faster than they are taken in.
-const FEWER: &str = "a larger -i takes fewer samples, and --lossless has programs that are counted from inside wait";
+const FEWER: &str = "Use a larger -i, or --lossless (targets with inline hooks then wait)";
 
 /// Remarks that the user must see next to the figures.
 pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     let mut remarks = Vec::new();
-    let mut remark = |n: u64, of: u64, text: &str| {
+    let mut remark = |n: u64, of: u64, [what, why]: [&str; 2]| {
         if n > 0 {
             let share = 100.0 * n as f64 / of.max(1) as f64;
-            remarks.push(format!("{n} {text} ({share:.2} %)"));
+            remarks.push(format!("{} {what} ({share:.2} %): {why}", units::count(n as f64)));
         }
     };
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        &format!(
-            "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; {FEWER}"
-        ),
+        [
+            "samples were lost",
+            &format!(
+                "the events ring was full. What they stand for is under [records lost], and error bars allow for it. {FEWER}"
+            ),
+        ],
     );
     remark(
         daemon.allocations_reconciled,
         counters.sampled,
-        &format!(
-            "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; {FEWER}"
-        ),
+        [
+            "samples are known only from the kernel's live map",
+            &format!("the events ring was full. They are under [stack lost]. {FEWER}"),
+        ],
     );
     remark(
         counters.untracked.saturating_sub(counters.set_full),
         counters.submitted,
-        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+        [
+            "samples were not tracked",
+            "the live map was full. In-use figures leave them out, and error bars allow for them. Raise --live-max",
+        ],
     );
     remark(
         counters.set_full,
         counters.submitted,
-        "samples could not be followed to their free because their process has room for no more of them: they are missing from the figures in use, whose error bars cover that; --live-max makes room, if the process's limits allow it, and a larger -i takes fewer",
+        [
+            "samples were not tracked",
+            "their process has no space for more. In-use figures leave them out, and error bars allow for them. \
+             Use a larger -i, or raise --live-max if the process's limits allow it",
+        ],
     );
     remark(
         counters.stacks_lost + daemon.stacks_missing,
         counters.submitted,
-        &format!("samples have no stack but their caller, because the stacks ring was full; {FEWER}"),
+        ["samples have only their caller as a stack", &format!("the stacks ring was full. {FEWER}")],
     );
     remark(
         counters.lost_no_thread_state,
         counters.hits(),
-        "calls could not be counted because the kernel gave no thread state",
+        ["calls were not counted", "the kernel gave no thread state"],
     );
     if counters.unmaps_lost > 0 {
         remarks.push(format!(
-            "{} unmappings were not reported, most likely because the events ring was full: the mappings that are gone \
-             were looked up, and error bars of the figures in use cover the others; {FEWER}",
-            counters.unmaps_lost
+            "{} unmappings were not reported, most likely because the events ring was full. Mappings that are gone \
+             were looked up; error bars of in-use figures allow for the others. {FEWER}",
+            units::count(counters.unmaps_lost as f64)
         ));
     }
     if daemon.ends_found > 0 {
         remarks.push(format!(
-            "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
-             in the kernel's list of processes, and {} sampled blocks were taken out of use; {FEWER}",
-            daemon.ends_found, daemon.blocks_of_ended
+            "{} process exits or execs were not reported, mostly because the events ring was full. They were found in \
+             the kernel's list of processes, and their {} sampled blocks no longer count as in use. {FEWER}",
+            units::count(daemon.ends_found as f64),
+            units::count(daemon.blocks_of_ended as f64)
         ));
     }
     remarks.extend(of_daemon(daemon));
@@ -290,29 +302,29 @@ fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
     let mut remarks = Vec::new();
     if daemon.waited_ns > 0 {
         remarks.push(format!(
-            "the programs waited {} in all for their samples to be taken in, so that none is lost (--lossless=no has them run on)",
+            "the targets waited {} in total for heapbpf to read their samples, so that none is lost; --lossless=no turns that off",
             units::seconds(daemon.waited_ns as f64 * 1e-9)
         ));
     }
     if daemon.inline_incomplete > 0 {
         remarks.push(format!(
-            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, since \
-             somebody else took the hooks out, or because what it said cannot be: exact totals are too small; --hook probe counts all",
-            daemon.inline_incomplete
+            "exact totals are too low: {} times, calls of a process with inline hooks were not counted, because it ended, \
+             switched from probes, lost its hooks to another tool, or reported impossible counts; --hook probe counts all",
+            units::count(daemon.inline_incomplete as f64)
         ));
     }
     if daemon.lifecycle.lost > 0 {
         remarks.push(format!(
-            "up to {} forks, execs and ends of threads were not seen, because threads were preempted in the middle of others: \
-             exact totals may lack the threads' calls, and what such a fork started may be missing",
-            daemon.lifecycle.lost
+            "up to {} forks, execs and thread exits were not seen, because threads were preempted while handling others: \
+             exact totals may lack those threads' calls, and processes that such a fork started may be missing",
+            units::count(daemon.lifecycle.lost as f64)
         ));
     }
     if daemon.mapping_calls_skipped > 0 {
         remarks.push(format!(
-            "up to {} system calls of the host were not seen, because threads were preempted in the middle of others: if a target's \
+            "up to {} system calls of the host were not seen, because threads were preempted while handling others: if a target's \
              mmap, munmap, mremap or brk is among them, what it mapped is missing, or counts as in use until it maps there again",
-            daemon.mapping_calls_skipped
+            units::count(daemon.mapping_calls_skipped as f64)
         ));
     }
     remarks
@@ -329,7 +341,7 @@ pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: boo
     }
     let (calls, bytes) = (exact_objects(counters), exact_bytes(counters));
     if calls == 0 {
-        let children = if follow { "" } else { "; --no-follow leaves children out" };
+        let children = if follow { "" } else { "; --no-follow leaves out its children" };
         return Some(format!(
             "no samples: no target called a hooked allocation function. It was idle, or has a heap of its own (Go, Java): \
              heapbpf doctor --pid PID shows what is hooked{children}"
@@ -344,8 +356,8 @@ pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: boo
     let finer = 1_u64 << (trials / WORTHWHILE_SAMPLES).max(1).ilog2();
     let advice = if sampling.criterion == Criterion::SizeClass { String::new() } else { format!(" (-i {finer})") };
     Some(format!(
-        "no samples: {} calls for {} were counted, and {} makes {expected:.2} samples of them on average; a smaller \
-         interval{advice} or a longer recording takes more",
+        "no samples: {} calls for {} were counted, where {} gives {expected:.2} samples on average. Use a smaller \
+         interval{advice}, or record longer",
         units::count(calls as f64),
         units::bytes(bytes as f64),
         sampling.describe(),
@@ -356,8 +368,9 @@ pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: boo
 pub fn merged_rows(rows: u64) -> Option<String> {
     (rows > 0).then(|| {
         format!(
-            "{rows} stacks with few samples were put together as [other stacks] of their process: there were more than \
-             are told apart; a wider interval (-i) has fewer, --stacks-max makes room"
+            "too many distinct stacks: {} with few samples are counted under [other stacks] of their process. Use a \
+             larger -i, or raise --stacks-max",
+            units::count(rows as f64)
         )
     })
 }
@@ -373,7 +386,7 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
     (broken > 0).then(|| {
         let share = 100.0 * broken as f64 / all as f64;
         format!(
-            "{share:.1} % of the samples have broken stacks: code on them was built without frame pointers; --unwind auto needs none"
+            "{share:.1} % of the samples have broken stacks: some of their code was built without frame pointers; use --unwind auto"
         )
     })
 }
@@ -482,12 +495,12 @@ mod tests {
         let few = Counters { calls: 40, unsampled: 40, unsampled_bytes: 52_429, ..Counters::default() };
         assert_eq!(
             without_samples(&few, &bytes, true).unwrap(),
-            "no samples: 40 calls for 51.2 KiB were counted, and one sample per 512 KiB makes 0.10 samples of them on \
-             average; a smaller interval (-i 32) or a longer recording takes more"
+            "no samples: 40 calls for 51.2 KiB were counted, where one sample per 512 KiB gives 0.10 samples on average. \
+             Use a smaller interval (-i 32), or record longer"
         );
         let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true).unwrap();
         assert!(
-            allocations.contains("one sample in 1,000 allocations makes 0.04 samples")
+            allocations.contains("one sample in 1,000 allocations gives 0.04 samples")
                 && allocations.contains("(-i 1)")
         );
         assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");

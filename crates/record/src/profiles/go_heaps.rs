@@ -143,13 +143,13 @@ fn is_not_read(process: &mut Process, why: &str) {
 /// The note about the included heaps, of programs with these names.
 fn included(rate: u64, of_one_moment: bool, names: BTreeSet<String>) -> String {
     let how = match rate {
-        1 => "it samples every object".to_owned(),
-        rate => format!("it samples an object per {} on average", units::bytes(rate as f64)),
+        1 => "every object".to_owned(),
+        rate => format!("one object per {} on average", units::bytes(rate as f64)),
     };
-    let when = if of_one_moment { "" } else { ", and of different ones, as they changed while they were read" };
+    let when = if of_one_moment { "" } else { ", from different moments, because they changed while they were read" };
     format!(
-        "Go's own heap is included ({}): what is in use since the process started, by its runtime's samples ({how}), which \
-         are up to two garbage collections old{when}; not what was allocated",
+        "Go's own heap is included ({}): memory in use since the process started, from the samples of Go's runtime \
+         ({how}), which are up to two garbage collections old{when}; its allocations are not",
         names_of(&names)
     )
 }

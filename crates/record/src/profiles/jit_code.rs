@@ -58,6 +58,12 @@ impl JitCodeMaps {
         }
     }
 
+    /// Keeps an open file as if it were the perf map found for a process.
+    #[cfg(test)]
+    pub(super) fn keep(&mut self, process: ProcessKey, map: File) {
+        self.0.insert(process, Kept::Map(map));
+    }
+
     /// Reads the current names of a process's JIT code.
     ///
     /// # Errors

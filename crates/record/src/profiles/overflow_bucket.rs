@@ -15,6 +15,13 @@ const MOST_ROWS: usize = 100_000;
 /// Maximum number of distinct programs. Beyond it, new programs share one process without a name.
 const MOST_PROGRAMS: usize = 1_000;
 
+/// Maximum number of allocators, and of audits of files, that are listed for a program. Beyond it, allocators are
+/// [`OTHERS`], and audits are left out.
+const MOST_FILES: usize = 32;
+
+/// Stands for all further allocators of a program.
+const OTHERS: &str = "others";
+
 /// A stack identified by its code locations, independent of load addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Code(Arc<Stack>);
@@ -172,12 +179,15 @@ impl OverflowBucket {
         // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
         total.losses.add(&Losses { peak_unknown: false, ..process.losses });
         for allocator in &process.allocators {
-            if !total.allocators.contains(allocator) {
-                total.allocators.push(allocator.clone());
+            let is_listed = |name: &str| total.allocators.iter().any(|known| known == name);
+            if is_listed(allocator) || is_listed(OTHERS) {
+                continue;
             }
+            let is_full = total.allocators.len() >= MOST_FILES;
+            total.allocators.push(if is_full { OTHERS.to_owned() } else { allocator.clone() });
         }
         for file in &process.audit {
-            if !total.audit.iter().any(|known| Arc::ptr_eq(known, file)) {
+            if total.audit.len() < MOST_FILES && !total.audit.contains(file) {
                 total.audit.push(Arc::clone(file));
             }
         }
@@ -231,16 +241,17 @@ impl OverflowBucket {
 
 /// The stack shown for rows beyond the limit.
 fn beyond() -> Arc<Stack> {
-    let name = Some("[ended processes: more stacks than are kept apart]".into());
+    let name = Some("[ended processes: too many distinct stacks]".into());
     Arc::new(Stack {
         frames: vec![Arc::new(Frame { function: name, ..Frame::default() })],
         unwinder: "caller",
-        cut: Some("put together with others".into()),
+        cut: Some("merged with others".into()),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_audit::{FileAudit, FileKind};
     use heapbpf_profile::model::LossBound;
 
     use super::*;
@@ -367,6 +378,32 @@ mod tests {
         let losses = Losses { alloc: sum, inuse_missing: sum, ..Losses::default() };
         assert_eq!(bucket.processes()[0].losses, losses);
         assert!(bucket.processes()[0].slack.is_none());
+    }
+
+    /// Programs of many kinds share the process without a name.
+    #[test]
+    fn allocators_and_files_of_a_program_are_bounded() {
+        let audit = |number: usize| FileAudit {
+            file: format!("/{number}.so"),
+            allocator: format!("allocator {number}"),
+            kind: FileKind::Library,
+            build_id: String::new(),
+            attach: Vec::new(),
+            covered: Vec::new(),
+            missing: Vec::new(),
+            limits: Vec::new(),
+        };
+        let mut bucket = OverflowBucket::default();
+        // The first file is seen again and again.
+        for number in [0; MOST_FILES].into_iter().chain(0..3 * MOST_FILES).chain(0..3) {
+            let audit = Arc::new(audit(number));
+            let allocators = vec![audit.allocator.clone()];
+            add(&mut bucket, &Process { allocators, audit: vec![audit], ..process(1, "a", 1) }, &[]);
+        }
+        let Process { allocators, audit, .. } = &bucket.processes()[0];
+        assert_eq!((audit.len(), allocators.len()), (MOST_FILES, MOST_FILES + 1));
+        assert_eq!(audit[MOST_FILES - 1].file, "/31.so");
+        assert_eq!((&*allocators[MOST_FILES - 1], &*allocators[MOST_FILES]), ("allocator 31", OTHERS));
     }
 
     #[test]

@@ -37,10 +37,10 @@ pub enum Unanswered {
     #[error("the recording is ending")]
     Ended,
     /// Too many profiles wait for their names.
-    #[error("names take long at this time, and other profiles wait for theirs; try again later")]
+    #[error("too many profiles are waiting for names; try again later")]
     Busy,
     /// The profile could not be made.
-    #[error("the profile could not be made because of an error inside heapbpf, which its log tells")]
+    #[error("the profile could not be made because of an error inside heapbpf; see its log")]
     Failed,
 }
 

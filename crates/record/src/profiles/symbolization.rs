@@ -9,7 +9,6 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_profile::model::{Module, SharedFrames, Stack};
 use heapbpf_symbols::finish::Finisher;
 use heapbpf_symbols::options::Options;
-use heapbpf_symbols::perf_map::PerfMap;
 use heapbpf_symbols::progress::Progress;
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, is_of_runtime};
 use heapbpf_symbols::symbolizer::Symbolizer;
@@ -70,7 +69,7 @@ struct KnownModules(HashMap<ModuleId, ModuleFacts>);
 
 impl ModuleFiles for KnownModules {
     fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
-        self.0.get(&module).map_or_else(|| Err("it is not known any more".into()), |facts| facts.image.clone())
+        self.0.get(&module).map_or_else(|| Err("it is no longer known".into()), |facts| facts.image.clone())
     }
 
     fn path(&self, module: ModuleId) -> Arc<str> {
@@ -136,12 +135,6 @@ impl Names {
     }
 }
 
-/// Names of a process's JIT code, or the reason why there are none.
-struct JitNames {
-    map: Option<PerfMap>,
-    reason: Option<String>,
-}
-
 impl Symbolization {
     /// Creates a symbolization without stacks. `enabled`: whether addresses are symbolized. `progress` is updated as
     /// work advances.
@@ -192,7 +185,7 @@ impl Symbolization {
         names: bool,
     ) {
         let names = names && self.enabled;
-        let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
+        let mut new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
         if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
             let places = places
@@ -203,32 +196,33 @@ impl Symbolization {
                 self.modules[*number].reason = self.symbolizer.reason(*module).cloned();
             }
         }
-        let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();
-        for unsymbolized in new {
-            let code = jit_code.get(&unsymbolized.process).filter(|_| names);
-            let read = |code: &JitCode| match self.jit_code.read(unsymbolized.process, *code) {
-                Ok(map) => JitNames { map: Some(map), reason: None },
-                Err(error) => JitNames { map: None, reason: Some(error.to_string()) },
-            };
-            let code = code.map(|code| &*jit_names.entry(unsymbolized.process).or_insert_with(|| read(code)));
-            let finisher = Finisher {
-                symbolizer: &self.symbolizer,
-                modules: &self.known,
-                runtime_functions: &self.runtime_functions,
-                perf_map: code.and_then(|code| code.map.as_ref()),
-                perf_map_reason: code.and_then(|code| code.reason.as_deref()),
-            };
-            let numbers = &self.numbers;
-            let mut number = |module| numbers.get(&module).copied().unwrap_or(0);
-            let stack = finisher.finish(&unsymbolized.stack, &mut number, &mut self.frames);
-            self.finish(unsymbolized, stack);
+        // Perf maps may be large: only that of one process is in memory.
+        new.sort_by_key(|stack| stack.process);
+        for of_process in new.chunk_by(|a, b| a.process == b.process) {
+            let process = of_process[0].process;
+            let code = jit_code.get(&process).filter(|_| names);
+            let map = code.map(|code| self.jit_code.read(process, *code)).transpose();
+            let reason = map.as_ref().err().map(ToString::to_string);
+            for unsymbolized in of_process {
+                let finisher = Finisher {
+                    symbolizer: &self.symbolizer,
+                    modules: &self.known,
+                    runtime_functions: &self.runtime_functions,
+                    perf_map: map.as_ref().ok().and_then(Option::as_ref),
+                    perf_map_reason: reason.as_deref(),
+                };
+                let numbers = &self.numbers;
+                let mut number = |module| numbers.get(&module).copied().unwrap_or(0);
+                let stack = finisher.finish(&unsymbolized.stack, &mut number, &mut self.frames);
+                self.finish(unsymbolized, stack);
+            }
         }
     }
 
     /// Releases the contents of modules once the stacks of a batch have been symbolized.
     pub fn release_contents(&mut self) {
         for facts in self.known.0.values_mut() {
-            facts.image = Err("it is not known any more".into());
+            facts.image = Err("it is no longer known".into());
         }
     }
 
@@ -331,6 +325,8 @@ impl Symbolization {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use heapbpf_unwind::raw::{Completeness, RawFrame, UnwinderKind};
 
     use super::*;
@@ -380,6 +376,27 @@ mod tests {
         let [a, b, c, d] = all.each_ref().map(|stack| symbolization.stack(stack));
         assert!([&a, &b, &c, &d].iter().all(|stack| !stack.frames.is_empty()));
         assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&c, &d));
+    }
+
+    /// Each process's stacks get the names of its own perf map, in whatever order they come.
+    #[test]
+    fn jit_code_is_named_by_the_perf_map_of_its_process() {
+        let mut symbolization = symbolization();
+        let mut jit_code = HashMap::new();
+        let stacks: Vec<UnsymbolizedStack> =
+            (0..6).map(|number| of(1 + number % 3, &raw(&vec![ANONYMOUS; 1 + number as usize]))).collect();
+        for UnsymbolizedStack { process, .. } in &stacks[..2] {
+            let mut map = tempfile::tempfile().expect("a file");
+            writeln!(map, "1000 10 f{}", process.tgid).expect("our own");
+            symbolization.jit_code.keep(*process, map);
+            let code = JitCode { pid: u32::MAX, namespace_pid: u32::MAX, owner: 0, started: None };
+            jit_code.insert(*process, code);
+        }
+        symbolization.name(stacks.iter(), &jit_code, true);
+        let names = stacks.iter().map(|stack| symbolization.stack(stack).frames[0].function.clone());
+        let names: Vec<Option<Arc<str>>> = names.collect();
+        let expected = [Some("f1"), Some("f2"), None].repeat(2);
+        assert_eq!(names.iter().map(Option::as_deref).collect::<Vec<_>>(), expected);
     }
 
     /// There are as many frames as code locations, however many stacks they are on.

@@ -31,12 +31,12 @@ use crate::profiles::requests::{Made, Request};
 use crate::remarks::say;
 
 /// The message at the start if Python's objects are counted.
-const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
+const OBJECTS_NOTE: &str = "each Python object traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
 
 /// The message at the start if links serve every process.
-const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation with its free takes each of them \
-                               1 µs more, and programs that translate code (valgrind) may end by SIGTRAP";
+const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation and its free take 1 µs \
+                               longer there, and programs that translate code (valgrind) may be killed by SIGTRAP";
 
 /// A recording with its probes in place.
 pub struct ActiveRecording {
@@ -134,7 +134,7 @@ impl ActiveRecording {
         if plan.kernel.hook == Hook::Auto
             && let Some(why) = plan.kernel.no_inline
         {
-            say(format!("processes are probed, not hooked inline: {why}"));
+            say(format!("using probes instead of inline hooks: {why}"));
         }
         if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
             say(BYSTANDERS_NOTE);
@@ -255,7 +255,7 @@ impl ActiveRecording {
             }
             Some(request) = requests.recv() => self.session.unfinished.requests.push_back(request),
             // While a command runs, this signal is passed on to the command.
-            _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("as asked by a signal".into()),
+            _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("on request (SIGUSR1)".into()),
             () = self.files.done() => {}
             woken = wakers.next(), if watches => {
                 self.session.errors.note(Step::Wake, woken, monotonic_ns());

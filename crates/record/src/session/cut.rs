@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use heapbpf_heap::live::AfterCut;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mapped_ranges;
+use heapbpf_host::priority::RaisedPriority;
 use heapbpf_kernel::totals::Counts;
 use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
 use super::errors::Step;
 use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
-use super::priority::RaisedPriority;
 use super::state::Session;
 use crate::intake::lives::End;
 

@@ -45,7 +45,7 @@ impl Session {
         let since = Instant::now();
         while !waiting.is_there() {
             if since.elapsed() > LIMIT || ProcessInfo::read(pid).is_err() {
-                return Err("it did not get to its entry point in time".to_owned());
+                return Err("it did not reach its entry point in time".to_owned());
             }
             self.cycle();
             std::thread::sleep(PAUSE);
@@ -53,7 +53,7 @@ impl Session {
         self.cycle();
         // Other threads would go on to allocate, counted by probes, while it is being hooked.
         if ProcessInfo::read(pid).map_or(true, |process| process.threads != 1) {
-            return Err("its libraries have started threads before it began".to_owned());
+            return Err("its libraries started threads before its entry point".to_owned());
         }
         let mut sampled = Vec::new();
         let scanned = self.kernel.live_map.scan(|entries| {

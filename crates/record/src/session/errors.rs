@@ -58,16 +58,16 @@ impl Step {
         match self {
             Self::Counters => ("reading the kernel's counters", "profiles wait for them"),
             Self::Losses => ("reading how many records were lost", "reconciliation waits for it"),
-            Self::LiveMap => ("reading the kernel's live map", "error bars cover what it would have told"),
-            Self::Sleep => ("telling the BPF programs when to wake heapbpf", "heapbpf looks more often meanwhile"),
+            Self::LiveMap => ("reading the kernel's live map", "error bars allow for that"),
+            Self::Sleep => ("telling the BPF programs when to wake heapbpf", "heapbpf checks more often until then"),
             Self::Interval => ("setting the sampling interval", "the earlier one stays until then"),
             Self::Classes => ("setting the intervals of size classes", "the earlier ones stay until then"),
-            Self::Ended => ("taking over the counters of processes that ended", "they stay in the kernel until then"),
+            Self::Ended => ("taking over the counters of exited processes", "they stay in the kernel until then"),
             Self::Host => ("following the host's processes", "new processes may be found later"),
-            Self::Targets => ("looking again at processes that were no targets", "those that became some are missed"),
-            Self::Census => ("listing the host's processes", "ends that no record told of are found later"),
-            Self::Rings => ("giving a ring another size", "it stays as it is until then"),
-            Self::Wake => ("waiting for events", "heapbpf looks from time to time meanwhile"),
+            Self::Targets => ("rechecking processes that were not targets", "those that became targets are missed"),
+            Self::Census => ("listing the host's processes", "exits without a record are found later"),
+            Self::Rings => ("resizing a ring", "it keeps its size until then"),
+            Self::Wake => ("waiting for events", "heapbpf checks periodically until then"),
         }
     }
 }
@@ -112,7 +112,7 @@ impl Errors {
                 state.not_before_ns = now_ns.saturating_add(state.pause_ns);
                 state.last = error.to_string();
                 if state.count == 1 {
-                    log::warn!("{what} failed: {error}; it is tried again, and {meanwhile}");
+                    log::warn!("{what} failed: {error}; retrying ({meanwhile})");
                 } else {
                     log::debug!("{what} failed for the {}th time: {error}", state.count);
                 }
@@ -147,7 +147,7 @@ impl Errors {
         let failed = Step::ALL.into_iter().zip(&self.0).filter(|(_, state)| state.count > 0);
         failed.map(|(step, State { count, last, .. })| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
-            format!("{} failed {times} and was tried again ({last})", step.told().0)
+            format!("{} failed {times} and was retried ({last})", step.told().0)
         })
     }
 }
@@ -191,8 +191,8 @@ mod tests {
         assert_eq!(
             notes,
             [
-                "reading the kernel's live map failed 2 times and was tried again (try later)",
-                "telling the BPF programs when to wake heapbpf failed once and was tried again (out of memory)",
+                "reading the kernel's live map failed 2 times and was retried (try later)",
+                "telling the BPF programs when to wake heapbpf failed once and was retried (out of memory)",
             ]
         );
     }

@@ -52,7 +52,7 @@ impl Session {
                 None => break,
             }
         }
-        bail!("the last profile could not be made, because of the error inside heapbpf that was reported")
+        bail!("the last profile could not be made because of the error inside heapbpf reported above")
     }
 
     /// Requests the profile of the last cut.

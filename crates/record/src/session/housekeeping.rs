@@ -37,6 +37,8 @@ const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
 const MOST_LOOKED_AT: usize = 8;
 /// Maximum number of blocks of each that are looked up in its mappings.
 const MOST_BLOCKS: usize = 1024;
+/// Space of deleted files that is not worth looking at all stacks.
+const MOST_DELETED_BYTES: u64 = 64 << 20;
 /// After this many rows of exited processes, their names are forgotten, unless a snapshot with stacks came before.
 const MANY_RETIRED_ROWS: usize = 16_384;
 
@@ -123,10 +125,12 @@ impl Session {
         self.tidy();
     }
 
-    /// Forgets modules that no known process has mapped and that are on no stack of the heap.
+    /// Forgets modules that no known process has mapped and that are on no stack of the heap. Finding out which takes a
+    /// look at all stacks, so it is done when there are many, or when deleted files take up much space.
     fn forget_modules(&mut self) {
         let (processes, modules) = self.host.split();
-        if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 {
+        let holds_deleted = modules.deleted_bytes() > MOST_DELETED_BYTES;
+        if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 && !holds_deleted {
             return;
         }
         let running = processes.iter().filter(|it| it.until_ns.is_none());
@@ -142,10 +146,11 @@ impl Session {
 
     /// Forgets names that are no longer needed.
     fn tidy(&mut self) {
-        self.housekeeping.retired_rows = 0;
         let stacks = self.recorder.heap.stacks();
-        self.worker
-            .tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
+        let stacks = stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) });
+        if self.worker.tidy(|| stacks.collect()) {
+            self.housekeeping.retired_rows = 0;
+        }
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.

@@ -3,8 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use heapbpf_host::clock::monotonic_ns;
-
-use super::priority::RaisedPriority;
+use heapbpf_host::priority::RaisedPriority;
 
 /// How long before its end a recording raises its scheduling priority.
 const LAST_MOMENTS: Duration = Duration::from_millis(50);

@@ -27,7 +27,7 @@ const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the e
 
 /// The note of a profile with processes whose frees are, or last were, hidden by inline hooks of another heapbpf.
 const HIDDEN_IN_USE: &str =
-    "what is in use is unknown where another recording hooks a process inline, as its frees are not seen";
+    "memory in use is unknown for processes that another recording hooks inline: their frees are not seen";
 
 /// Number of blocks, of all processes together, whose place in memory is read: for a profile that is requested again
 /// and again, and for any other.
@@ -265,8 +265,8 @@ impl Session {
         }
         let Some((turn, why)) = files.next() else { return };
         let Some(mut snapshot) = self.snapshot(Wanted::lifetimes()) else { return files.put_back(turn, why) };
-        log::info!("a snapshot, {why}");
-        snapshot.notes.push(format!("a snapshot, {why}"));
+        log::info!("a snapshot, taken {why}");
+        snapshot.notes.push(format!("a snapshot, taken {why}"));
         self.worker.make(snapshot, move |made| {
             if let Err(error) = turn.write(&made.profile) {
                 log::warn!("a snapshot was not written: {error}");

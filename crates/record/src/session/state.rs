@@ -121,7 +121,7 @@ impl Session {
         if (plan.targets.follow || !plan.targets.are_named())
             && let Err(error) = leave_the_file()
         {
-            log::info!("our own allocations trap at probes of the whole host: {error}");
+            log::info!("heapbpf's own allocations will trap at probes of the whole host: {error}");
         }
         let (sampling, kernel) = (&plan.sampling, &plan.kernel);
         let config = Config { began_ns: monotonic_ns() + suspended_ns(), ..kernel.config };
@@ -216,7 +216,7 @@ impl Session {
     /// Describes the targets and how they are sampled, for the user.
     pub(super) fn describe_targets(&self) -> String {
         let interval = match self.plan.kernel.hook {
-            Hook::Usdt => "samples that they announce".to_owned(),
+            Hook::Usdt => "samples announced by USDT".to_owned(),
             _ => self.plan.sampling.describe(),
         };
         let who = match (self.plan.targets.are_named(), self.attaching.targets.named_alive.len()) {
@@ -332,7 +332,7 @@ fn load_programs(loader: &Arc<Loader>, plan: &RecordPlan, guardian: &Guardian) -
         Hook::Auto if plan.follows_announcements() => match programs.follow_announcements(live, true) {
             Ok(()) => Sources::AllocatorsOrAnnouncements,
             Err(error) => {
-                log::info!("what programs announce is not followed: {error}");
+                log::info!("samples that programs announce (USDT) are not followed: {error}");
                 Sources::Allocators
             }
         },

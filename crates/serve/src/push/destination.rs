@@ -41,11 +41,11 @@ pub struct DestinationError {
 impl DestinationError {
     /// The same destination is given twice.
     pub fn twice(destination: &Destination) -> Self {
-        Self { url: destination.shown(), reason: "it is named twice, and would get every profile twice".into() }
+        Self { url: destination.shown(), reason: "it is given twice and would get every profile twice".into() }
     }
 }
 
-const KNOWN: &str = "known are otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040 (/ingest), \
+const KNOWN: &str = "supported are otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040 (/ingest), \
     pyroscope-push://HOST:4040 (push API) and http://HOST/PATH (a POST of the pprof)";
 
 impl Destination {
@@ -57,7 +57,7 @@ impl Destination {
         // The part before the @ is a secret.
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned();
         let failed = |reason: &str| DestinationError { url: shown.clone(), reason: reason.into() };
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("it is no URL"))?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("not a URL"))?;
         let (protocol, default_path) = match scheme {
             "otlp+http" => (Protocol::OtlpHttp, "/v1development/profiles"),
             "otlp+grpc" => (Protocol::OtlpGrpc, "/"),
@@ -65,7 +65,7 @@ impl Destination {
             "pyroscope-push" => (Protocol::PyroscopePush, "/push.v1.PusherService/Push"),
             "http" => (Protocol::Post, "/"),
             "https" => return Err(failed("TLS is not built in: push to a collector or proxy on this host")),
-            _ => return Err(failed("nothing is known of this kind of URL")),
+            _ => return Err(failed("unknown kind of URL")),
         };
         let (authority, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
@@ -79,7 +79,7 @@ impl Destination {
             return Err(failed("it has no host"));
         }
         if uri.authority().is_some_and(|authority| authority.as_str() != authority.host() && uri.port_u16().is_none()) {
-            return Err(failed("its port is no number up to 65535"));
+            return Err(failed("its port must be a number up to 65535"));
         }
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let path = if path == "/" { default_path } else { path }.to_owned();

@@ -11,6 +11,8 @@ use super::spool::{NotKept, Pushed, Spool, SpoolError, SpoolOptions};
 
 /// Maximum number of bytes that wait in memory.
 const MOST_BYTES: usize = 64 << 20;
+/// Time between two attempts to read the spool.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Delivery counts so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,20 +93,20 @@ impl Store {
     /// Returns the message for the first batches that are dropped.
     fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
         let (most, place, remedy) = match self {
-            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER has room on disk"),
-            Self::Disk(spool) => (spool.most_bytes(), "the spool", "a larger --spool-bytes makes room"),
+            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER keeps more on disk"),
+            Self::Disk(spool) => (spool.most_bytes(), "the spool", "raise --spool-bytes"),
         };
         let most = units::bytes(most as f64);
         match pushed {
             Pushed { kept: Err(NotKept::TooLarge(size)), .. } => {
                 let size = units::bytes(*size as f64);
-                Some(format!("a profile of {size} was dropped, as at most {most} may wait in {place}; {remedy}"))
+                Some(format!("a profile of {size} was dropped: at most {most} may wait in {place}; {remedy}"))
             }
             Pushed { made_room: 0, .. } => None,
             Pushed { made_room, .. } => {
                 let s = if *made_room == 1 { "" } else { "s" };
                 Some(format!(
-                    "{made_room} profile{s} dropped, the oldest, as at most {most} may wait in {place}; {remedy}"
+                    "{made_room} profile{s} dropped (oldest first): at most {most} may wait in {place}; {remedy}"
                 ))
             }
         }
@@ -164,10 +166,10 @@ impl Queue {
     /// time and whenever a batch could not be written.
     pub fn push(&self, batch: &Batch) -> Option<String> {
         let mut state = self.lock();
-        let first = state.store.first_number();
         let pushed = state.store.push(batch);
         let mut dropped = pushed.made_room;
-        if dropped > 0 && first.is_some() && first == state.sending {
+        let is_gone = |number: u64| state.store.first_number().is_none_or(|first| first > number);
+        if !state.sending_dropped && state.sending.is_some_and(is_gone) {
             // It may still be delivered.
             state.sending_dropped = true;
             dropped -= 1;
@@ -183,23 +185,28 @@ impl Queue {
         if std::mem::replace(told, true) { None } else { state.store.dropped_text(&pushed) }
     }
 
-    /// Waits for the oldest batch. `None` once the queue is closed and empty.
+    /// Waits for the oldest batch. `None` once the queue is closed, and empty or unreadable.
     pub fn next(&self) -> Option<(u64, Batch)> {
         let mut state = self.lock();
+        let mut is_told = false;
         loop {
-            let first = match &mut state.store {
-                Store::Memory { batches, .. } => batches.front().cloned(),
-                Store::Disk(spool) => {
-                    let (first, unreadable) = spool.first();
-                    state.counts.dropped += unreadable;
-                    first
-                }
+            let (first, removed) = match &mut state.store {
+                Store::Memory { batches, .. } => (Ok(batches.front().cloned()), 0),
+                Store::Disk(spool) => spool.first(),
             };
+            state.counts.dropped += removed;
+            let wait = if first.is_ok() { Duration::MAX } else { READ_AGAIN_AFTER };
+            let first = first.unwrap_or_else(|error| {
+                if !std::mem::replace(&mut is_told, true) {
+                    log::warn!("cannot read a profile in the spool: {error}; heapbpf keeps trying");
+                }
+                None
+            });
             if first.is_some() || state.closed {
                 state.sending = first.as_ref().map(|(number, _)| *number);
                 return first;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -319,8 +326,36 @@ mod tests {
         let counts = queue.counts();
         assert_eq!((counts.dropped, counts.waiting, queue.next().unwrap().1.body[0]), (2, 1, 1));
         let told = queue.push(&batch(3, MOST_BYTES)).unwrap();
-        assert!(told.starts_with("1 profile dropped, the oldest"), "{told}");
+        assert!(told.starts_with("1 profile dropped (oldest first)"), "{told}");
         assert_eq!(queue.push(&batch(4, MOST_BYTES)), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_at_the_end_waits_for_the_next_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        spool.push(&batch(1, 10)).kept.unwrap();
+        spool.folder = "/dev/null".into();
+        let queue = Queue::new(Store::Disk(spool));
+        queue.close();
+        assert_eq!((queue.next(), queue.counts().dropped, queue.counts().waiting), (None, 0, 1));
+    }
+
+    /// What is sent is not the oldest then.
+    #[test]
+    fn what_made_room_together_with_an_unreadable_one_counts_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2100 }, "x").unwrap();
+        (1..=2).for_each(|number| spool.push(&batch(number, 1000)).kept.unwrap());
+        spool.make_unreadable(0);
+        let queue = Queue::new(Store::Disk(spool));
+        let (number, first) = queue.next().unwrap();
+        assert_eq!((number, first.body[0]), (1, 2));
+        queue.push(&batch(3, 2000));
+        assert_eq!((queue.counts().dropped, queue.counts().waiting), (1, 1), "the other may still be delivered");
+        queue.done(number, true);
+        assert_eq!((queue.counts().dropped, queue.counts().delivered), (1, 1));
+        assert_eq!(queue.next().unwrap().1.body[0], 3);
     }
 
     #[test]

@@ -28,19 +28,19 @@ pub fn run(destination: &Destination, queue: &Queue) {
                 queue.done(number, true);
                 backoff = Backoff::default();
                 if std::mem::take(&mut is_away) {
-                    log::warn!("{shown} takes profiles again");
+                    log::warn!("{shown} accepts profiles again");
                 }
             }
             Outcome::Rejected(why) => {
-                log::warn!("{shown} refuses a profile: {why}");
+                log::warn!("{shown} rejected a profile: {why}");
                 queue.done(number, false);
             }
             Outcome::Failed(why) => {
                 let wait = backoff.next(fastrand::f64());
                 if std::mem::replace(&mut is_away, true) {
-                    log::info!("{shown} did not take a profile: {why}; again in {wait:.1?}");
+                    log::info!("{shown} did not accept a profile: {why}; retrying in {wait:.1?}");
                 } else {
-                    log::warn!("{shown} did not take a profile: {why}; it gets this and later ones when it does");
+                    log::warn!("{shown} did not accept a profile: {why}; retrying until it does");
                 }
                 if !queue.failed(wait) {
                     // Batches on disk wait for the next run.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -73,7 +74,7 @@ pub struct Spool {
     /// Keeps [`Spool::folder`] the directory that was checked, whatever happens to its name.
     open: File,
     /// The directory, by its descriptor.
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     most_bytes: u64,
     /// Sizes in bytes by file number.
     files: BTreeMap<u64, u64>,
@@ -102,7 +103,7 @@ impl Spool {
             .open(folder.join(LOCK))
             .map_err(failed)?;
         lock.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf pushes from there")),
+            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf is pushing from it")),
             fs::TryLockError::Error(error) => failed(error),
         })?;
         // Only an attempt shows whether the directory is writable.
@@ -167,20 +168,29 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the oldest readable batch, and the number of unreadable ones before it, which are removed.
-    pub fn first(&mut self) -> (Option<(u64, Batch)>, u64) {
-        let mut unreadable = 0;
-        while let Some((number, size)) = self.files.first_key_value().map(|(number, size)| (*number, *size)) {
+    /// Returns the oldest batch that can be read, and the number of files before it that hold none, which are removed.
+    /// Files that cannot be read stay. The error is that of the first of them, if there is no batch.
+    pub fn first(&mut self) -> (io::Result<Option<(u64, Batch)>>, u64) {
+        let (mut after, mut removed, mut unreadable) = (Unbounded::<u64>, 0, None);
+        while let Some((&number, &size)) = self.files.range((after, Unbounded)).next() {
+            after = Excluded(number);
             // It may be larger than the spool: an earlier run may have had a larger limit.
-            let bytes = read(&self.path(number), size).ok();
-            let batch = bytes.and_then(|bytes| Batch::from_bytes(&bytes));
-            if let Some(batch) = batch {
-                return (Some((number, batch)), unreadable);
+            match read(&self.path(number), size) {
+                Ok(bytes) => {
+                    if let Some(batch) = bytes.and_then(|bytes| Batch::from_bytes(&bytes)) {
+                        return (Ok(Some((number, batch))), removed);
+                    }
+                    self.remove(number);
+                    removed += 1;
+                }
+                // The process can open no file now.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    return (Err(error), removed);
+                }
+                Err(error) => unreadable = unreadable.or(Some(error)),
             }
-            self.remove(number);
-            unreadable += 1;
         }
-        (None, unreadable)
+        (unreadable.map_or(Ok(None), Err), removed)
     }
 
     /// Removes a batch. Returns whether it was there.
@@ -235,15 +245,19 @@ fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
     Ok(open)
 }
 
-/// Reads a regular file, up to this size.
-fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+/// Reads a regular file, up to this size. Returns `None` if there is none.
+fn read(path: &Path, most_bytes: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        // It is gone, or a link is in its place.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP)) => return Ok(None),
+        opened => opened?,
+    };
     if !file.metadata()?.is_file() {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Ok(None);
     }
     let mut bytes = Vec::new();
     file.take(most_bytes).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
 fn number_of(path: &Path) -> Option<u64> {
@@ -254,6 +268,7 @@ fn number_of(path: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
     use std::process::Command;
 
     use super::*;
@@ -270,7 +285,7 @@ mod tests {
     }
 
     fn body(spool: &mut Spool) -> Option<u8> {
-        spool.first().0.map(|(_, batch)| batch.body[0])
+        spool.first().0.unwrap().map(|(_, batch)| batch.body[0])
     }
 
     #[test]
@@ -291,7 +306,7 @@ mod tests {
         for number in 15..20 {
             assert_eq!(body(&mut spool), Some(number));
             let (first, _) = spool.first();
-            assert!(spool.remove(first.unwrap().0));
+            assert!(spool.remove(first.unwrap().unwrap().0));
         }
         assert_eq!((body(&mut spool), spool.waiting()), (None, (0, 0)));
         // Another destination has its own directory.
@@ -359,7 +374,7 @@ mod tests {
         let mut spool = Spool::open(&options, "x").unwrap();
         for number in 1..=3 {
             let (first, unreadable) = spool.first();
-            let (at, first) = first.expect("it was added");
+            let (at, first) = first.unwrap().expect("it was added");
             assert_eq!((first, unreadable), (batch(number), 0));
             assert!(spool.remove(at));
         }
@@ -378,11 +393,45 @@ mod tests {
         drop(spool);
         options.most_bytes = 700;
         let mut spool = Spool::open(&options, "x").unwrap();
-        assert_eq!(spool.first().0.unwrap().1, batch(1));
+        assert_eq!(spool.first().0.unwrap().unwrap().1, batch(1));
+    }
+
+    impl Spool {
+        /// Replaces a batch's file by one that every attempt to open ends with an error.
+        pub(in super::super) fn make_unreadable(&self, number: u64) {
+            fs::remove_file(self.path(number)).unwrap();
+            UnixListener::bind(self.path(number)).unwrap();
+        }
+    }
+
+    /// An error that says nothing about the files, such as EMFILE; here ENOTDIR.
+    #[test]
+    fn what_cannot_be_read_now_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 }, "x").unwrap();
+        (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
+        let there = std::mem::replace(&mut spool.folder, "/dev/null".into());
+        let (first, removed) = spool.first();
+        assert_eq!((first.unwrap_err().raw_os_error(), removed, spool.waiting().0), (Some(libc::ENOTDIR), 0, 3));
+        spool.folder = there;
+        assert_eq!(body(&mut spool), Some(1));
+        // What is no batch and never becomes one does not stay in the way.
+        fs::remove_file(spool.path(0)).unwrap();
+        fs::remove_file(spool.path(1)).unwrap();
+        fs::create_dir(spool.path(1)).unwrap();
+        assert_eq!((body(&mut spool), spool.waiting().0), (Some(3), 1));
+        // What cannot be read stays, but not in the way.
+        pushed(&mut spool, 4);
+        spool.make_unreadable(2);
+        let (first, removed) = spool.first();
+        assert_eq!((first.unwrap().unwrap().0, removed, spool.waiting().0), (3, 0, 2));
+        assert!(spool.remove(3));
+        let (first, removed) = spool.first();
+        assert_eq!((first.unwrap_err().raw_os_error(), removed, spool.waiting().0), (Some(libc::ENXIO), 0, 1));
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out() {
+    fn what_is_no_batch_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };
         let mut spool = Spool::open(&options, "x").unwrap();
@@ -391,7 +440,7 @@ mod tests {
         fs::write(spool.path(0), "broken").unwrap();
         fs::write(folder.path().join("x").join("notes.txt"), "not ours").unwrap();
         let (first, unreadable) = spool.first();
-        assert_eq!((first.unwrap().1.body[0], unreadable), (2, 1));
+        assert_eq!((first.unwrap().unwrap().1.body[0], unreadable), (2, 1));
         let error = Spool::open(&SpoolOptions { folder: "/proc/nowhere".into(), most_bytes: 1 }, "x").unwrap_err();
         assert!(error.to_string().contains("/proc/nowhere"));
     }

@@ -91,10 +91,10 @@ impl Client {
     /// Returns a text for the user.
     pub fn find(&mut self, build_id: &[u8]) -> Result<File, String> {
         if build_id.is_empty() || build_id.len() > MAX_ID_BYTES {
-            return Err("its build ID is of no usual length".into());
+            return Err("its build ID has an unusual length".into());
         }
         let Some(cache) = self.cache.clone() else {
-            return Err("there is no folder for files of debuginfod (HOME is not set)".into());
+            return Err("there is no cache folder for debuginfod (HOME is not set)".into());
         };
         let id = hex(build_id);
         match cache.get(&id) {
@@ -147,7 +147,7 @@ impl Client {
                 Err(Failure::Here(why)) => return Err(why),
                 Err(Failure::Server(why)) => {
                     let why = format!("{url}: {why}");
-                    log::warn!("{why}; it is left alone for {} s", self.settings.limits.rest.as_secs());
+                    log::warn!("{why}; not asking it again for {} s", self.settings.limits.rest.as_secs());
                     self.servers[at].resting = Some((Instant::now() + self.settings.limits.rest, why.clone()));
                     reasons.push(why);
                 }
@@ -193,7 +193,7 @@ impl Client {
         let received = self.receive(id, claimed, &mut response.body_mut().as_reader(), &mut file, most);
         received?;
         if !is_wanted(file.as_file(), build_id) {
-            return Err(Failure::Server("sent another file than it was asked for".into()));
+            return Err(Failure::Server("sent a different file than requested".into()));
         }
         cache.put(id, file).map_err(here)
     }
@@ -211,7 +211,7 @@ impl Client {
         loop {
             let length = from.read(&mut buffer).map_err(|error| Failure::Server(error.to_string()))?;
             if received == 0 && !buffer[..length].starts_with(b"\x7fELF".get(..length.min(4)).unwrap_or_default()) {
-                return Err(Failure::Server("sent something that is no ELF file".into()));
+                return Err(Failure::Server("sent something that is not an ELF file".into()));
             }
             received += length as u64;
             self.received_bytes += length as u64;

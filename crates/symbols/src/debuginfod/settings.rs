@@ -48,7 +48,7 @@ impl Default for Limits {
 
 /// Why a URL cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}: a server's URL begins with http:// or https://, and has a host")]
+#[error("{0}: a server's URL must begin with http:// or https:// and have a host")]
 pub struct BadUrl(String);
 
 /// Checks and normalises the URL of a server.

@@ -153,10 +153,10 @@ fn hostile_servers_are_left_alone() {
     lie[at] ^= 1;
     let servers = [
         (Server::saying("500 Oops", vec![]), "status 500"),
-        (Server::saying("200 OK", lie), "another file"),
-        (Server::saying("200 OK", vec![]), "another file"),
-        (Server::saying("200 OK", setting.file[..setting.file.len() / 2].to_vec()), "another file"),
-        (Server::saying("200 OK", b"<html>".to_vec()), "no ELF file"),
+        (Server::saying("200 OK", lie), "a different file"),
+        (Server::saying("200 OK", vec![]), "a different file"),
+        (Server::saying("200 OK", setting.file[..setting.file.len() / 2].to_vec()), "a different file"),
+        (Server::saying("200 OK", b"<html>".to_vec()), "not an ELF file"),
         (Server::saying("200 OK", own), "above the limit of 1 MiB"),
         (Server::saying("302 Found\r\nLocation: /again", vec![]), "redirect"),
         (Server::start(|stream| stream.write_all(b"garbage\r\n\r\n")), ""),

@@ -89,7 +89,7 @@ impl Separate {
     fn demangle(&mut self, name: &str) -> Result<Option<String>, Refused> {
         let Some(process) = self.started() else { return Err(Refused) };
         process.demangle(name).unwrap_or_else(|error| {
-            log::warn!("C++ names are not demangled any more: {NAME} does not answer: {error}");
+            log::warn!("C++ names are no longer demangled: {NAME} does not answer: {error}");
             *self = Self::Gone;
             Err(Refused)
         })

@@ -12,7 +12,7 @@ use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::AddressSpace;
 use heapbpf_java::frames::{NotLeft, Registers, Runs, leave, leave_otherwise};
 use heapbpf_java::{Library, ReadError, Tables, Vm};
-use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
+use heapbpf_symbols::runtime_functions::{RuntimeFunctions, raw_frame};
 use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::memory::{Memory, Missing};
@@ -29,12 +29,12 @@ const MOST_PROCESSES: usize = 1 << 14;
 /// Name of the code by which native code calls Java.
 const CALL_STUB: &str = "call_stub";
 
-const GONE: &str = "code of the JVM that was freed before it could be read";
-const UNREADABLE: &str = "the memory of the JVM could not be read";
-const NO_ANSWER: &str = "reading the memory of the JVM took too long";
-const IMPLAUSIBLE: &str = "a frame of the JVM is not understood";
-const NOWHERE: &str = "a frame of the JVM leads to no code";
-const NO_METHOD: &str = "an interpreted frame of the JVM has no method";
+const GONE: &str = "the JVM freed its code before it could be read";
+const UNREADABLE: &str = "the JVM's memory could not be read";
+const NO_ANSWER: &str = "reading the JVM's memory took too long";
+const IMPLAUSIBLE: &str = "a JVM frame could not be decoded";
+const NOWHERE: &str = "a JVM frame leads to no code";
+const NO_METHOD: &str = "an interpreted JVM frame has no method";
 
 /// The Java side of the intake.
 pub struct Javas {
@@ -185,7 +185,7 @@ impl At<'_> {
     }
 
     fn stub(&self, name: &str) -> RawFrame {
-        raw_frame(self.names.number(name, "").unwrap_or(UNKNOWN_FUNCTION), 0)
+        raw_frame(self.names.number(name, ""), 0)
     }
 }
 

@@ -29,7 +29,7 @@ impl Outcomes {
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let reasons: Vec<String> = self.stuck.iter().map(|(why, count)| format!("{why} ({count})")).collect();
         let ends = (!reasons.is_empty())
-            .then(|| format!("sampled stacks of Java programs that end in the JVM's code: {}", reasons.join(", ")));
+            .then(|| format!("some sampled stacks of Java programs end in the JVM's code: {}", reasons.join(", ")));
         self.refused.iter().cloned().chain(ends)
     }
 }
@@ -49,7 +49,7 @@ mod tests {
         let notes: Vec<String> = outcomes.notes().collect();
         assert_eq!(notes.len(), MOST_REFUSED + 1);
         assert!(notes.contains(&"Java frames of process 7 are not shown: the frames of Java 8 are not known".into()));
-        let last = "sampled stacks of Java programs that end in the JVM's code: bad (1), gone (2)";
+        let last = "some sampled stacks of Java programs end in the JVM's code: bad (1), gone (2)";
         assert_eq!(notes.last().map(String::as_str), Some(last));
     }
 }

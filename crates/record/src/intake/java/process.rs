@@ -172,10 +172,11 @@ impl Process {
                     Err(Failed::Read(ReadError::Unreadable)) => true,
                     Err(Failed::NoAnswer) => return self.give_up(Failed::NoAnswer),
                     Err(Failed::Read(ReadError::Malformed)) => false,
-                    Ok(check) => {
+                    Ok(check) if check == known.method.check => {
                         known.checked = Instant::now();
-                        check == known.method.check
+                        true
                     }
+                    Ok(_) => false,
                 },
             };
         }
@@ -185,8 +186,7 @@ impl Process {
                 Ok(method) => method,
                 Err(failed) => return self.give_up(failed),
             };
-            let number = names.number(&method.name, method.file.as_deref().unwrap_or_default());
-            let function = number.unwrap_or(UNKNOWN_FUNCTION);
+            let function = names.number(&method.name, method.file.as_deref().unwrap_or_default());
             self.make_room(method.held_bytes());
             self.methods.insert(address, KnownMethod { method, function, checked: Instant::now() });
         }
@@ -200,6 +200,6 @@ impl Process {
 
 fn frame_of(names: &RuntimeFunctions, place: &Place) -> RawFrame {
     let file = place.file.as_deref().unwrap_or_default();
-    let function = place.name.as_ref().and_then(|name| names.number(name, file)).unwrap_or(UNKNOWN_FUNCTION);
+    let function = place.name.as_ref().map_or(UNKNOWN_FUNCTION, |name| names.number(name, file));
     raw_frame(function, place.line)
 }

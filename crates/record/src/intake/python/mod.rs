@@ -24,8 +24,15 @@ const MOST_WAITING: usize = 4096;
 /// Maximum number of copied code objects that wait for the stack that shows them, which either follows at once or was
 /// lost.
 const MOST_COPIES: usize = 4096;
-/// Maximum number of code objects that are kept for all processes together. Beyond it, they are read again.
-const MOST_CODES: usize = 1 << 17;
+/// Maximum number of bytes of a process's code objects. Beyond it, they are dropped before the next stack, and read
+/// again. If they cannot be, they are kept, and further ones are not.
+const MOST_BYTES_OF_PROCESS: usize = 32 << 20;
+/// The same for all processes together.
+const MOST_BYTES: usize = 64 << 20;
+/// What a code object takes besides the size that it states, bytes, roughly.
+const ENTRY_BYTES: usize = 256;
+/// What a line that was looked up takes, bytes, roughly.
+const LINE_BYTES: usize = 16;
 /// Maximum number of remembered forks, and how many generations of parents are searched for code objects.
 const MOST_PARENTS: usize = 1 << 16;
 const GENERATIONS: usize = 4;
@@ -55,6 +62,8 @@ struct Process {
     /// Whether a read of it took too long, so that there will be no other.
     gave_up: bool,
     codes: HashMap<u64, Known>,
+    /// Memory that they use, bytes.
+    held_bytes: usize,
 }
 
 impl Process {
@@ -63,12 +72,30 @@ impl Process {
             memory: File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new),
             gave_up: false,
             codes: HashMap::new(),
+            held_bytes: 0,
         }
     }
 
     /// Whether this code object was read, or is known to be unreadable.
     fn knows(&self, address: u64, check: u64) -> bool {
         self.codes.get(&address).is_some_and(|known| known.check == check)
+    }
+
+    /// Keeps a code object, or the fact that it is unreadable. Returns the bytes that this takes.
+    fn keep(&mut self, address: u64, check: u64, function: Option<(u32, Code)>) -> usize {
+        let bytes = ENTRY_BYTES + function.as_ref().map_or(0, |(_, code)| code.held_bytes());
+        self.codes.insert(address, Known { check, function, lines: HashMap::new() });
+        self.held_bytes += bytes;
+        bytes
+    }
+
+    /// Drops all code objects, unless they cannot be read again. Returns the bytes that they took.
+    fn drop_codes(&mut self) -> usize {
+        if self.gave_up {
+            return 0;
+        }
+        self.codes = HashMap::new();
+        std::mem::take(&mut self.held_bytes)
     }
 }
 
@@ -82,7 +109,8 @@ pub struct Pythons {
     processes: HashMap<ProcessKey, Process>,
     /// Parents of forked processes, by process id.
     parents: HashMap<u32, ProcessKey>,
-    codes: usize,
+    /// Memory that the code objects of all processes use, bytes.
+    held_bytes: usize,
     reader: CodeReader,
     outcomes: Outcomes,
 }
@@ -97,7 +125,7 @@ impl Pythons {
             copies: HashMap::new(),
             processes: HashMap::new(),
             parents: HashMap::new(),
-            codes: 0,
+            held_bytes: 0,
             reader: CodeReader::default(),
             outcomes: Outcomes::default(),
         }
@@ -191,7 +219,7 @@ impl Pythons {
         let invocations = invocations(layout, &walked.frames, walked.walk == python_walk::COMPLETE);
         self.read_new(space, layout, invocations.iter().flatten())?;
         let process = self.processes.get_mut(&space).ok_or(Why::Unreadable)?;
-        let mut readable = 0;
+        let (mut readable, mut new_lines) = (0, 0);
         let mut all = Vec::with_capacity(invocations.len());
         for invocation in &invocations {
             let mut frames = Vec::with_capacity(invocation.len());
@@ -204,11 +232,13 @@ impl Pythons {
                 };
                 readable += 1;
                 if frame.is_shown(layout, code.first_traceable) {
-                    frames.push(raw_frame(*function, line_of(lines, code, layout, frame)));
+                    frames.push(raw_frame(*function, line_of(lines, code, layout, frame, &mut new_lines)));
                 }
             }
             all.push(frames);
         }
+        process.held_bytes += new_lines * LINE_BYTES;
+        self.held_bytes += new_lines * LINE_BYTES;
         // If none can be read, these are probably no frames.
         if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
     }
@@ -220,16 +250,18 @@ impl Pythons {
         layout: &Layout,
         frames: impl Iterator<Item = &'f Frame>,
     ) -> Result<(), Why> {
-        if self.codes >= MOST_CODES {
-            self.processes.values_mut().for_each(|process| process.codes.clear());
-            self.codes = 0;
+        if self.held_bytes > MOST_BYTES {
+            self.held_bytes -= self.processes.values_mut().map(Process::drop_codes).sum::<usize>();
         }
         let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
+        if process.held_bytes > MOST_BYTES_OF_PROCESS {
+            self.held_bytes -= process.drop_codes();
+        }
         let mut wanted: Vec<(u64, u64)> =
             frames.map(|it| (it.code, it.check)).filter(|(code, check)| !process.knows(*code, *check)).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        self.read_copies(space, layout, &mut wanted)?;
+        self.read_copies(space, layout, &mut wanted);
         let process = self.processes.get(&space).ok_or(Why::Unreadable)?;
         if process.gave_up {
             let all = wanted.iter().all(|(code, check)| process.knows(*code, *check));
@@ -239,21 +271,21 @@ impl Pythons {
         for _ in 0..=GENERATIONS {
             let Some(from) = asked.filter(|_| !wanted.is_empty()) else { break };
             let found = self.ask(from, layout, &wanted)?;
-            for (&(address, check), code) in wanted.iter().zip(&found) {
-                if let Ok(code) = code {
-                    self.keep(space, address, check, code.clone())?;
+            let mut left = Vec::new();
+            for ((address, check), code) in wanted.into_iter().zip(found) {
+                match code {
+                    Ok(code) => self.keep(space, address, check, code),
+                    Err(_) => left.push((address, check)),
                 }
             }
-            let mut missing = found.iter().map(Result::is_err);
-            wanted.retain(|_| missing.next().unwrap_or(true));
+            wanted = left;
             asked = self.parents.get(&from.tgid).copied();
         }
         let Some(process) = self.processes.get_mut(&space) else { return Ok(()) };
         for (address, check) in wanted {
             if !process.knows(address, check) {
                 log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
-                process.codes.insert(address, Known { check, function: None, lines: HashMap::new() });
-                self.codes += 1;
+                self.held_bytes += process.keep(address, check, None);
             }
         }
         Ok(())
@@ -261,7 +293,7 @@ impl Pythons {
 
     /// Reads wanted code objects from the copies. Leaves in `wanted` what must be read in the process: what was not
     /// copied, or not whole.
-    fn read_copies(&mut self, space: ProcessKey, layout: &Layout, wanted: &mut Vec<(u64, u64)>) -> Result<(), Why> {
+    fn read_copies(&mut self, space: ProcessKey, layout: &Layout, wanted: &mut Vec<(u64, u64)>) {
         let mut left = Vec::new();
         for (address, check) in wanted.drain(..) {
             let copy = self.copies.remove(&(space, address)).filter(|copy| copy.check == check);
@@ -270,11 +302,10 @@ impl Pythons {
                 left.push((address, check));
             }
             if let Some(code) = code {
-                self.keep(space, address, check, code)?;
+                self.keep(space, address, check, code);
             }
         }
         *wanted = left;
-        Ok(())
     }
 
     /// Reads code objects in the memory of one process.
@@ -293,19 +324,18 @@ impl Pythons {
         })
     }
 
-    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) -> Result<(), Why> {
-        let number = self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?;
-        if let Some(process) = self.processes.get_mut(&space) {
-            let known = Known { check, function: Some((number, code)), lines: HashMap::new() };
-            self.codes += usize::from(process.codes.insert(address, known).is_none());
+    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) {
+        let has_room = |it: &&mut Process| !it.gave_up || it.held_bytes <= MOST_BYTES_OF_PROCESS;
+        if let Some(process) = self.processes.get_mut(&space).filter(has_room) {
+            let number = self.names.number(&code.name, &code.file);
+            self.held_bytes += process.keep(address, check, Some((number, code)));
         }
-        Ok(())
     }
 
     /// Drops what is kept about processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
-            self.codes = self.codes.saturating_sub(process.codes.len());
+            self.held_bytes -= process.held_bytes;
         }
         self.copies.retain(|(space, _), _| !ended.contains(space));
         let pids: HashSet<u32> = ended.iter().map(|process| process.tgid).collect();
@@ -318,13 +348,16 @@ impl Pythons {
     }
 }
 
-/// The line that a frame is at; 0 if it is unknown.
-fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame) -> u32 {
+/// The line that a frame is at; 0 if it is unknown. Counts in `new` the lines that were not in `lines`.
+fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame, new: &mut usize) -> u32 {
     let Some(offset) = frame.instruction else { return code.first_line };
     if lines.len() >= MOST_LINES {
         lines.clear();
     }
-    *lines.entry(offset).or_insert_with(|| code.line(layout, offset).unwrap_or(0))
+    *lines.entry(offset).or_insert_with(|| {
+        *new += 1;
+        code.line(layout, offset).unwrap_or(0)
+    })
 }
 
 #[cfg(test)]
@@ -332,6 +365,7 @@ mod tests {
     use heapbpf_python::Version;
     use heapbpf_unwind::raw::UnwinderKind;
 
+    use super::reader::tests::{layout, with_codes};
     use super::*;
 
     #[test]
@@ -353,6 +387,69 @@ mod tests {
         assert_eq!(pythons.notes(), None, "the interpreter, but none of its programs");
         assert_eq!(pythons.merged(&StackRecord::default(), &stack(150), &|_| false), None);
         let note = pythons.notes().expect("a note");
-        assert!(note.ends_with("native frames alone: the interpreter was not known yet, or its frames were lost (1)"));
+        assert!(note.ends_with("only native frames: the interpreter was not known yet, or its frames were lost (1)"));
+    }
+
+    /// An interpreter that is [`layout`]'s.
+    fn runtime() -> Runtime {
+        let (version, layout) = (Version::three(12), layout());
+        Runtime { version, layout, address: 0, loops: vec![], is_alone: true, segments: vec![] }
+    }
+
+    /// What the kernel side finds for a stack of these code objects.
+    fn walked(codes: &[(u64, u64)]) -> Walked {
+        let frame = |&(code, check): &(u64, u64)| PythonFrame { code, check, instruction: 192, flags: 0 };
+        Walked { frames: codes.iter().map(frame).collect(), walk: python_walk::COMPLETE }
+    }
+
+    /// Code objects with long line tables are dropped and read again, and each stack has its names and lines.
+    #[test]
+    fn code_objects_are_bounded_in_bytes() {
+        const DEPTH: usize = 20;
+        let (memory, codes) = with_codes(100, 1 << 20);
+        let (runtime, mut pythons) = (runtime(), Pythons::new(Arc::default()));
+        let spaces = [1, 2, 3].map(|number| ProcessKey { tgid: u32::MAX - number, ..ProcessKey::default() });
+        for space in spaces {
+            pythons.processes.insert(space, Process { memory: Some(Arc::clone(&memory)), ..Process::open(space) });
+            for stack in codes.chunks(DEPTH) {
+                assert_eq!(pythons.frames_of(space, &walked(stack), &runtime), Ok(vec![vec![raw_frame(0, 8); DEPTH]]));
+                let kept = |process: &Process| process.codes.len() << 20;
+                let of_stack = DEPTH << 20;
+                assert!(pythons.processes.values().all(|it| kept(it) <= MOST_BYTES_OF_PROCESS + of_stack));
+                assert!(pythons.processes.values().map(kept).sum::<usize>() <= MOST_BYTES + of_stack);
+            }
+        }
+        pythons.forget(&HashSet::from(spaces));
+        assert_eq!(pythons.held_bytes, 0);
+    }
+
+    /// More than one process may hold, and then all together.
+    #[test]
+    fn code_objects_that_cannot_be_read_again_are_kept() {
+        const DEPTH: usize = 20;
+        let (memory, codes) = with_codes(60, 1 << 20);
+        let (runtime, mut pythons) = (runtime(), Pythons::new(Arc::default()));
+        let spaces = [1, 2].map(|number| ProcessKey { tgid: u32::MAX - number, ..ProcessKey::default() });
+        let read = |pythons: &mut Pythons, space, at: usize| {
+            pythons.frames_of(space, &walked(&codes[at..at + DEPTH]), &runtime)
+        };
+        let frames: Result<_, Why> = Ok(vec![vec![raw_frame(0, 8); DEPTH]]);
+        for space in spaces {
+            pythons.processes.insert(space, Process { memory: Some(Arc::clone(&memory)), ..Process::open(space) });
+            assert_eq!([0, DEPTH].map(|at| read(&mut pythons, space, at)), [frames.clone(), frames.clone()]);
+            let process = pythons.processes.get_mut(&space).expect("it was added");
+            (process.memory, process.gave_up) = (None, true);
+        }
+        for space in spaces {
+            assert_eq!([0, DEPTH].map(|at| read(&mut pythons, space, at)), [frames.clone(), frames.clone()]);
+            assert_eq!(read(&mut pythons, space, 2 * DEPTH), Err(Why::NoAnswer));
+        }
+        // There is no room for copies of further ones.
+        let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.held_bytes);
+        let mut answer = pythons.reader.read(&memory, &layout(), vec![wanted]).expect("a file answers");
+        pythons.keep(spaces[0], wanted.0, wanted.1, answer.remove(0).expect("it is whole"));
+        assert_eq!(pythons.held_bytes, held_bytes);
+        pythons.forget(&HashSet::from(spaces));
+        assert_eq!(pythons.held_bytes, 0);
     }
 }

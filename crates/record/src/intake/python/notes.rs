@@ -15,8 +15,6 @@ pub enum Why {
     Unreadable,
     /// Reading took too long.
     NoAnswer,
-    /// There are too many functions.
-    TooMany,
     /// The native stack and the Python frames do not agree.
     Mismatch,
     /// No record of Python frames arrived: the BPF programs did not know the interpreter yet, or the record was lost.
@@ -24,13 +22,12 @@ pub enum Why {
 }
 
 impl Why {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 7] = [
         Self::Subinterpreters,
         Self::NoThread,
         Self::NotRunning,
         Self::Unreadable,
         Self::NoAnswer,
-        Self::TooMany,
         Self::Mismatch,
         Self::NotRead,
     ];
@@ -50,10 +47,9 @@ impl Why {
         match self {
             Self::Subinterpreters => "the process has subinterpreters",
             Self::NoThread => "the interpreter did not know the thread",
-            Self::NotRunning => "the interpreter had not begun or had ended",
+            Self::NotRunning => "the interpreter had not started yet or had ended",
             Self::Unreadable => "frames or code objects could not be read",
             Self::NoAnswer => "reading the process's memory took too long",
-            Self::TooMany => "there are too many Python functions",
             Self::Mismatch => "native and Python frames did not agree",
             Self::NotRead => "the interpreter was not known yet, or its frames were lost",
         }
@@ -88,7 +84,7 @@ impl Outcomes {
         let all = self.all;
         (failed > 0).then(|| {
             format!(
-                "{failed} of {all} sampled stacks of Python programs show native frames alone: {}",
+                "{failed} of {all} sampled stacks of Python programs show only native frames: {}",
                 reasons.join(", ")
             )
         })
@@ -105,7 +101,7 @@ mod tests {
         outcomes.count(None);
         assert_eq!(outcomes.note(), None);
         [Why::Mismatch, Why::NoThread, Why::Mismatch].map(Some).into_iter().for_each(|why| outcomes.count(why));
-        let note = "3 of 4 sampled stacks of Python programs show native frames alone: the interpreter did not know the \
+        let note = "3 of 4 sampled stacks of Python programs show only native frames: the interpreter did not know the \
                     thread (1), native and Python frames did not agree (2)";
         assert_eq!(outcomes.note().as_deref(), Some(note));
     }

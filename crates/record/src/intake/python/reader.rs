@@ -10,6 +10,8 @@ use heapbpf_python::{Code, Layout, Memory};
 
 /// How long the event path waits for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Maximum number of bytes that the code objects of one answer take. The further ones come without their line tables.
+const MOST_BYTES: usize = 32 << 20;
 
 /// Code objects are read from records as well, so reading memory is a trait of its own.
 struct Process(ProcessMemory);
@@ -46,17 +48,61 @@ impl CodeReader {
 
 fn read(Request { memory, layout, wanted }: Request) -> Codes {
     let memory = Process(ProcessMemory(memory));
-    wanted.iter().map(|(address, check)| Code::read(&memory, &layout, *address, *check)).collect()
+    let mut left_bytes = MOST_BYTES;
+    let read = |(address, check): &(u64, u64)| -> Result<Code, CodeError> {
+        let mut code = Code::read(&memory, &layout, *address, *check)?;
+        left_bytes = left_bytes.checked_sub(code.held_bytes()).unwrap_or_else(|| {
+            code.forget_lines();
+            0
+        });
+        Ok(code)
+    };
+    wanted.iter().map(read).collect()
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use heapbpf_python::Version;
+    use sampler_ebpf::abi::check;
 
     use super::*;
 
-    fn layout() -> Layout {
+    pub fn layout() -> Layout {
         Layout::of_version(Version::three(12)).expect("known")
+    }
+
+    /// A file with the contents of a process's memory: code objects with the same name and line table. Also returns
+    /// their addresses and checks.
+    pub fn with_codes(count: u64, line_bytes: usize) -> (Arc<File>, Vec<(u64, u64)>) {
+        const NAME: u64 = 0x1000;
+        const CODES: u64 = 0x10000;
+        const CODE_BYTES: u64 = 0x200;
+        const LINES: u64 = 0x100_0000;
+        let (file, layout) = (tempfile::tempfile().expect("a file"), layout());
+        let put = |address: u64, bytes: &[u8]| file.write_all_at(bytes, address).expect("our own");
+        let long = |address: u64, value: u64| put(address, &value.to_le_bytes());
+        // A string of one character: compact, ASCII, one byte wide.
+        long(NAME + 16, 1);
+        long(NAME + 32, 1 << 5 | 1 << 6 | 1 << 2);
+        put(NAME + u64::from(layout.code.ascii_head), b"f");
+        long(LINES + 16, line_bytes as u64);
+        put(LINES + 32, &vec![0; line_bytes]);
+        // The first instruction is on the line after the function's first.
+        put(LINES + 32, &[0x80 | 11 << 3]);
+        let addresses = (0..count).map(|number| CODES + number * CODE_BYTES);
+        let code = |address: u64| {
+            put(address, &[0; CODE_BYTES as usize]);
+            long(address, 1);
+            put(address + u64::from(layout.process.code_first_line), &7u32.to_le_bytes());
+            for (place, value) in [(layout.code.file, NAME), (layout.code.name, NAME), (layout.code.lines, LINES)] {
+                long(address + u64::from(place), value);
+            }
+            (address, check([NAME, 0, NAME, LINES], 7))
+        };
+        let codes = addresses.map(code).collect();
+        (Arc::new(file), codes)
     }
 
     #[test]
@@ -64,5 +110,16 @@ mod tests {
         let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
         let answer = CodeReader::default().read(&memory, &layout(), vec![(8, 0), (16, 0)]);
         assert_eq!(answer, Ok(vec![Err(CodeError::Unreadable), Err(CodeError::Unreadable)]));
+    }
+
+    #[test]
+    fn long_line_tables_beyond_the_bound_are_left_out() {
+        let (memory, wanted) = with_codes(40, 1 << 20);
+        let answer = CodeReader::default().read(&memory, &layout(), wanted).expect("a file answers");
+        let codes: Vec<Code> = answer.into_iter().map(|code| code.expect("it is whole")).collect();
+        assert!(codes.iter().all(|code| code.name == "f"));
+        let lines: Vec<Option<u32>> = codes.iter().map(|code| code.line(&layout(), 0)).collect();
+        assert_eq!(lines, [vec![Some(8); 31], vec![None; 9]].concat());
+        assert!(codes.iter().map(Code::held_bytes).sum::<usize>() <= MOST_BYTES);
     }
 }
