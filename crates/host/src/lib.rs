@@ -58,7 +58,7 @@ use self::mappings::ModuleId;
 use self::modules::ModuleTable;
 use self::perf_ring::RingOptions;
 use self::process::ProcessInfo;
-use self::processes::{HostChange, Incarnation, IncarnationId, Processes};
+use self::processes::{Generation, GenerationId, HostChange, Processes};
 use self::record::HostEvent;
 use crate::clock::{monotonic_ns, suspended_ns};
 
@@ -286,11 +286,11 @@ impl Host {
     }
 
     /// Returns what is known of a process generation. The first call reads /proc if the process is still running.
-    pub fn describe(&mut self, id: IncarnationId) -> Option<Arc<ProcessInfo>> {
-        let unread = |incarnation: &Incarnation| !incarnation.described && incarnation.until_ns.is_none();
+    pub fn describe(&mut self, id: GenerationId) -> Option<Arc<ProcessInfo>> {
+        let unread = |generation: &Generation| !generation.described && generation.until_ns.is_none();
         if self.processes.get(id).is_some_and(unread)
             && let Ok(mut info) = ProcessInfo::read(id.pid)
-            && let Some(known) = self.processes.get(id).map(|incarnation| &incarnation.info)
+            && let Some(known) = self.processes.get(id).map(|generation| &generation.info)
             // The process may have called exec since, in an event that was not read yet. Then /proc describes the next
             // generation.
             && (known.comm == info.comm || known.exe == info.exe)
@@ -301,7 +301,7 @@ impl Host {
             }
             self.processes.describe(id, info);
         }
-        self.processes.get(id).map(|incarnation| incarnation.info.clone())
+        self.processes.get(id).map(|generation| generation.info.clone())
     }
 
     /// Scans /proc, at the start and after events were lost. Events that arrive during the scan stay in the buffer,
@@ -321,10 +321,10 @@ impl Host {
             self.processes.found(info, &maps, since_ns, time_ns, &mut self.modules);
             self.take_events();
         }
-        let gone = |incarnation: &&Incarnation| {
-            incarnation.until_ns.is_none() && incarnation.since_ns < begun_ns && !there.contains(&incarnation.id.pid)
+        let gone = |generation: &&Generation| {
+            generation.until_ns.is_none() && generation.since_ns < begun_ns && !there.contains(&generation.id.pid)
         };
-        let gone: Vec<u32> = self.processes.iter().filter(gone).map(|incarnation| incarnation.id.pid).collect();
+        let gone: Vec<u32> = self.processes.iter().filter(gone).map(|generation| generation.id.pid).collect();
         for pid in gone {
             self.processes.end(pid, begun_ns);
         }

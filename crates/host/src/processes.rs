@@ -16,7 +16,7 @@ const ROOM_FOR_CHANGES: usize = 1024;
 /// Identifies one process generation. It is the counterpart of the kernel's [`sampler_ebpf::abi::ProcessKey`]. Never
 /// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct IncarnationId {
+pub struct GenerationId {
     /// Process id.
     pub pid: u32,
     /// Unique among all process generations.
@@ -25,9 +25,9 @@ pub struct IncarnationId {
 
 /// One process generation: from a fork or exec to the next exec or the exit.
 #[derive(Clone, Debug)]
-pub struct Incarnation {
+pub struct Generation {
     /// Its id.
-    pub id: IncarnationId,
+    pub id: GenerationId,
     /// CLOCK_MONOTONIC when it began. 0 if it predates the recording.
     pub since_ns: u64,
     /// CLOCK_MONOTONIC when it ended.
@@ -52,16 +52,16 @@ pub struct Incarnation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostChange {
     /// A process was forked or found in /proc.
-    Started(IncarnationId),
+    Started(GenerationId),
     /// A process replaced its program (exec): the first generation ended, the second began.
-    Replaced(IncarnationId, IncarnationId),
+    Replaced(GenerationId, GenerationId),
     /// A process ended.
-    Ended(IncarnationId),
+    Ended(GenerationId),
     /// A process mapped a file, or was found in /proc with the file mapped. Not reported for mappings that a fork
     /// inherits.
     Mapped {
         /// The process generation.
-        incarnation: IncarnationId,
+        generation: GenerationId,
         /// The file.
         module: ModuleId,
         /// Whether no process had mapped it before.
@@ -72,7 +72,7 @@ pub enum HostChange {
 /// All known process generations by PID, in order of time.
 #[derive(Debug, Default)]
 pub struct Processes {
-    by_pid: HashMap<u32, Vec<Incarnation>>,
+    by_pid: HashMap<u32, Vec<Generation>>,
     next_number: u64,
     changes: Vec<HostChange>,
 }
@@ -81,14 +81,14 @@ impl Processes {
     /// The generation of process `pid` at `time_ns`. A generation that has ended is still returned until the next one
     /// begins.
     #[must_use]
-    pub fn at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
-        self.by_pid.get(&pid)?.iter().rev().find(|incarnation| incarnation.since_ns <= time_ns)
+    pub fn at(&self, pid: u32, time_ns: u64) -> Option<&Generation> {
+        self.by_pid.get(&pid)?.iter().rev().find(|generation| generation.since_ns <= time_ns)
     }
 
     /// The generation that ended with the exec whose completion was reported at `time_ns`. The kernel's event for the
     /// exec comes slightly earlier, so the next generation has already begun by then.
     #[must_use]
-    pub fn replaced_at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
+    pub fn replaced_at(&self, pid: u32, time_ns: u64) -> Option<&Generation> {
         let next = self.at(pid, time_ns)?;
         let before_ns = next.since_ns.saturating_sub(1);
         // If that event was lost, there is only one generation.
@@ -97,18 +97,18 @@ impl Processes {
 
     /// The generation with this id, if it is still kept.
     #[must_use]
-    pub fn get(&self, id: IncarnationId) -> Option<&Incarnation> {
-        self.by_pid.get(&id.pid)?.iter().find(|incarnation| incarnation.id == id)
+    pub fn get(&self, id: GenerationId) -> Option<&Generation> {
+        self.by_pid.get(&id.pid)?.iter().find(|generation| generation.id == id)
     }
 
     /// The running generation of process `pid`.
     #[must_use]
-    pub fn current(&self, pid: u32) -> Option<&Incarnation> {
-        self.by_pid.get(&pid)?.last().filter(|incarnation| incarnation.until_ns.is_none())
+    pub fn current(&self, pid: u32) -> Option<&Generation> {
+        self.by_pid.get(&pid)?.last().filter(|generation| generation.until_ns.is_none())
     }
 
     /// All generations that are kept, including ended ones.
-    pub fn iter(&self) -> impl Iterator<Item = &Incarnation> {
+    pub fn iter(&self) -> impl Iterator<Item = &Generation> {
         self.by_pid.values().flatten()
     }
 
@@ -130,22 +130,22 @@ impl Processes {
     }
 
     /// Notes that a generation has samples. Its mappings are then needed after its end.
-    pub fn note_sampled(&mut self, id: IncarnationId) {
-        if let Some(incarnation) = self.get_mut(id) {
-            incarnation.sampled = true;
+    pub fn note_sampled(&mut self, id: GenerationId) {
+        if let Some(generation) = self.get_mut(id) {
+            generation.sampled = true;
         }
     }
 
     /// Forgets generations that ended before `before_ns`, or before `sampled_before_ns` if they have samples. All
     /// samples up to these times must have been resolved. Returns the number of generations forgotten.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
-        let before = |incarnation: &Incarnation| if incarnation.sampled { sampled_before_ns } else { before_ns };
+        let before = |generation: &Generation| if generation.sampled { sampled_before_ns } else { before_ns };
         let mut expired = 0;
-        self.by_pid.retain(|_, incarnations| {
-            let known = incarnations.len();
-            incarnations.retain(|incarnation| incarnation.until_ns.is_none_or(|until| until >= before(incarnation)));
-            expired += known - incarnations.len();
-            !incarnations.is_empty()
+        self.by_pid.retain(|_, generations| {
+            let known = generations.len();
+            generations.retain(|generation| generation.until_ns.is_none_or(|until| until >= before(generation)));
+            expired += known - generations.len();
+            !generations.is_empty()
         });
         if self.by_pid.capacity() > 4 * self.by_pid.len() + 1024 {
             self.by_pid.shrink_to_fit();
@@ -158,8 +158,8 @@ impl Processes {
     pub fn apply(&mut self, event: &HostEvent, suspended_ns: u64, modules: &mut ModuleTable) {
         match event {
             HostEvent::Fork { time_ns, pid, parent_pid, .. } if pid == parent_pid => {
-                if let Some(incarnation) = self.current_before(*pid, *time_ns) {
-                    incarnation.threads += 1;
+                if let Some(generation) = self.current_before(*pid, *time_ns) {
+                    generation.threads += 1;
                 }
             }
             HostEvent::Fork { time_ns, pid, parent_pid, .. } => {
@@ -169,8 +169,8 @@ impl Processes {
                 self.exec(*pid, comm_text(comm), *time_ns, modules);
             }
             HostEvent::Comm { time_ns, pid, tid, comm, .. } if pid == tid => {
-                if let Some(incarnation) = self.current_before(*pid, *time_ns) {
-                    Arc::make_mut(&mut incarnation.info).comm = comm_text(comm).into();
+                if let Some(generation) = self.current_before(*pid, *time_ns) {
+                    Arc::make_mut(&mut generation.info).comm = comm_text(comm).into();
                 }
             }
             HostEvent::Exit { time_ns, pid, tid } => self.exit(*pid, *tid, *time_ns),
@@ -189,10 +189,10 @@ impl Processes {
         modules: &mut ModuleTable,
     ) {
         let pid = info.pid;
-        let same_process = |incarnation: &Incarnation| starts_agree(incarnation.info.start_ns, info.start_ns);
-        let known = self.current(pid).filter(|incarnation| same_process(incarnation));
+        let same_process = |generation: &Generation| starts_agree(generation.info.start_ns, info.start_ns);
+        let known = self.current(pid).filter(|generation| same_process(generation));
         // A lost exec event shows only as a different executable.
-        let replaced = known.is_some_and(|incarnation| incarnation.described && incarnation.info.exe != info.exe);
+        let replaced = known.is_some_and(|generation| generation.described && generation.info.exe != info.exe);
         match known {
             Some(_) if replaced => self.exec(pid, &info.comm, time_ns, modules),
             Some(_) => {}
@@ -201,74 +201,74 @@ impl Processes {
                 self.begin(pid, since_ns, info.clone());
             }
         }
-        let Some(incarnation) = self.by_pid.get_mut(&pid).and_then(|incarnations| incarnations.last_mut()) else {
+        let Some(generation) = self.by_pid.get_mut(&pid).and_then(|generations| generations.last_mut()) else {
             return;
         };
-        incarnation.known_at_ns = incarnation.known_at_ns.max(time_ns);
-        if incarnation.info.start_ns == 0 {
+        generation.known_at_ns = generation.known_at_ns.max(time_ns);
+        if generation.info.start_ns == 0 {
             // So far only a mapping event of it was known.
-            incarnation.since_ns = incarnation.since_ns.min(since_ns);
+            generation.since_ns = generation.since_ns.min(since_ns);
         }
-        incarnation.threads = info.threads.max(1);
-        (incarnation.described, incarnation.exe_pending, incarnation.leader_ended) = (true, false, false);
-        incarnation.info = Arc::new(info);
-        let id = incarnation.id;
+        generation.threads = info.threads.max(1);
+        (generation.described, generation.exe_pending, generation.leader_ended) = (true, false, false);
+        generation.info = Arc::new(info);
+        let id = generation.id;
         let mut mappings = Vec::with_capacity(maps.len());
         for map in maps {
             let (module, first) = modules.intern(map, false);
             let mapping = mapping_of(map, module, modules);
-            let kept = incarnation.space.current();
+            let kept = generation.space.current();
             let at = kept.partition_point(|known| known.end <= mapping.start);
             if !kept.get(at).is_some_and(|known| known.module == module && known.contains(mapping.start)) {
-                self.changes.push(HostChange::Mapped { incarnation: id, module, first });
+                self.changes.push(HostChange::Mapped { generation: id, module, first });
             }
             mappings.push(Mapping { since_ns: 0, ..mapping });
         }
-        incarnation.space.replace_all(mappings, time_ns, &|module| modules.kind_of_mappings(module));
+        generation.space.replace_all(mappings, time_ns, &|module| modules.kind_of_mappings(module));
     }
 
     /// Whether mappings of a file are missing in process `pid` because it has too many.
     pub(super) fn lacks(&self, pid: u32, module: ModuleId) -> bool {
-        self.current(pid).is_some_and(|incarnation| incarnation.space.files_only().binary_search(&module).is_ok())
+        self.current(pid).is_some_and(|generation| generation.space.files_only().binary_search(&module).is_ok())
     }
 
     /// Adds the mappings of a file with an allocator that process `pid` lacks. `maps` were read from /proc.
     pub(super) fn keep(&mut self, pid: u32, module: ModuleId, maps: &[MapEvent], modules: &mut ModuleTable) {
-        let Some(incarnation) = self.current_mut(pid) else { return };
+        let Some(generation) = self.current_mut(pid) else { return };
         // They may have existed since its beginning.
-        let since_ns = incarnation.since_ns;
+        let since_ns = generation.since_ns;
         let of_file: Vec<&MapEvent> = maps.iter().filter(|map| modules.intern(map, false).0 == module).collect();
         let mappings = of_file.into_iter().map(|map| Mapping { since_ns, ..mapping_of(map, module, modules) });
-        incarnation.space.keep(module, mappings, &|module| modules.kind_of_mappings(module));
+        generation.space.keep(module, mappings, &|module| modules.kind_of_mappings(module));
     }
 
     /// Ends the running generation of process `pid`, if there is one.
     pub fn end(&mut self, pid: u32, time_ns: u64) {
-        if let Some(incarnation) = self.current_mut(pid) {
-            incarnation.until_ns = Some(time_ns);
-            let id = incarnation.id;
+        if let Some(generation) = self.current_mut(pid) {
+            generation.until_ns = Some(time_ns);
+            let id = generation.id;
             self.changes.push(HostChange::Ended(id));
         }
     }
 
     /// Replaces what is known of a generation with what was just read from /proc.
-    pub(super) fn describe(&mut self, id: IncarnationId, info: ProcessInfo) {
-        if let Some(incarnation) =
-            self.get_mut(id).filter(|incarnation| starts_agree(incarnation.info.start_ns, info.start_ns))
+    pub(super) fn describe(&mut self, id: GenerationId, info: ProcessInfo) {
+        if let Some(generation) =
+            self.get_mut(id).filter(|generation| starts_agree(generation.info.start_ns, info.start_ns))
         {
-            incarnation.info = Arc::new(info);
-            incarnation.described = true;
+            generation.info = Arc::new(info);
+            generation.described = true;
         }
     }
 
     /// Processes whose main thread has exited while other threads still run, as far as the events show.
     pub(super) fn headless(&self) -> Vec<u32> {
-        let headless = self.iter().filter(|incarnation| incarnation.leader_ended && incarnation.until_ns.is_none());
-        headless.map(|incarnation| incarnation.id.pid).collect()
+        let headless = self.iter().filter(|generation| generation.leader_ended && generation.until_ns.is_none());
+        headless.map(|generation| generation.id.pid).collect()
     }
 
     fn fork(&mut self, pid: u32, parent_pid: u32, time_ns: u64, start_ns: u64) {
-        if self.current(pid).is_some_and(|incarnation| time_ns <= incarnation.known_at_ns) {
+        if self.current(pid).is_some_and(|generation| time_ns <= generation.known_at_ns) {
             return;
         }
         self.end(pid, time_ns);
@@ -276,21 +276,21 @@ impl Processes {
         let inherited = parent.map(|parent| (parent.info.clone(), parent.space.clone()));
         let (info, space) = inherited.unwrap_or_default();
         let info = ProcessInfo { pid, namespace_pid: None, parent_pid, start_ns, threads: 1, ..(*info).clone() };
-        let incarnation = self.begin(pid, time_ns, info);
-        incarnation.space = space;
+        let generation = self.begin(pid, time_ns, info);
+        generation.space = space;
     }
 
     fn exec(&mut self, pid: u32, comm: &str, time_ns: u64, modules: &ModuleTable) {
         let (mut old, mut info) = (None, ProcessInfo { pid, ..ProcessInfo::default() });
         // The mappings of the new program may be reported before the exec, by the ring of another CPU.
         let mut ahead: Vec<Mapping> = Vec::new();
-        if let Some(incarnation) = self.current_mut(pid) {
-            if time_ns <= incarnation.known_at_ns {
+        if let Some(generation) = self.current_mut(pid) {
+            if time_ns <= generation.known_at_ns {
                 return;
             }
-            incarnation.until_ns = Some(time_ns);
-            (old, info) = (Some(incarnation.id), (*incarnation.info).clone());
-            ahead.extend(incarnation.space.current().iter().filter(|mapping| mapping.since_ns > time_ns));
+            generation.until_ns = Some(time_ns);
+            (old, info) = (Some(generation.id), (*generation.info).clone());
+            ahead.extend(generation.space.current().iter().filter(|mapping| mapping.since_ns > time_ns));
         }
         ahead.sort_unstable_by_key(|mapping| mapping.since_ns);
         let is_file = |mapping: &Mapping| modules.get(mapping.module).filter(|it| it.kind == ModuleKind::File);
@@ -299,30 +299,30 @@ impl Processes {
             info.exe = program.path.clone();
         }
         (info.comm, info.threads, info.exe_deleted) = (comm.into(), 1, program.is_some_and(|it| it.deleted));
-        let incarnation = self.begin(pid, time_ns, info);
-        incarnation.exe_pending = program.is_none();
+        let generation = self.begin(pid, time_ns, info);
+        generation.exe_pending = program.is_none();
         for mapping in &ahead {
-            incarnation.space.insert(*mapping, &|module| modules.kind_of_mappings(module));
+            generation.space.insert(*mapping, &|module| modules.kind_of_mappings(module));
         }
-        let new = incarnation.id;
+        let new = generation.id;
         if let (Some(old), Some(last)) = (old, self.changes.last_mut()) {
             *last = HostChange::Replaced(old, new);
             for change in &mut self.changes {
-                if let HostChange::Mapped { incarnation, module, .. } = change
-                    && *incarnation == old
+                if let HostChange::Mapped { generation, module, .. } = change
+                    && *generation == old
                     && ahead.iter().any(|mapping| mapping.module == *module)
                 {
-                    *incarnation = new;
+                    *generation = new;
                 }
             }
         }
     }
 
     fn exit(&mut self, pid: u32, tid: u32, time_ns: u64) {
-        let Some(incarnation) = self.current_before(pid, time_ns) else { return };
-        incarnation.threads = incarnation.threads.saturating_sub(1);
-        incarnation.leader_ended |= tid == pid;
-        if incarnation.threads == 0 {
+        let Some(generation) = self.current_before(pid, time_ns) else { return };
+        generation.threads = generation.threads.saturating_sub(1);
+        generation.leader_ended |= tid == pid;
+        if generation.threads == 0 {
             self.end(pid, time_ns);
         }
     }
@@ -340,31 +340,31 @@ impl Processes {
         }
         let (module, first) = modules.intern(map, true);
         let mapping = modules.only_code(mapping_of(map, module, modules));
-        let Some(incarnation) = self.current_mut(map.pid) else { return };
-        let inserted = incarnation.space.insert(mapping, &|module| modules.kind_of_mappings(module));
+        let Some(generation) = self.current_mut(map.pid) else { return };
+        let inserted = generation.space.insert(mapping, &|module| modules.kind_of_mappings(module));
         // A library that is unloaded and loaded again at the same place has lost what was written into its pages.
         let is_known_allocator = inserted == Inserted::Known && modules.has_allocator(module);
         if !matches!(inserted, Inserted::New | Inserted::FileOnly) && !is_known_allocator {
             return;
         }
-        let id = incarnation.id;
+        let id = generation.id;
         if let Some(program) =
-            modules.get(module).filter(|module| incarnation.exe_pending && module.kind == ModuleKind::File)
+            modules.get(module).filter(|module| generation.exe_pending && module.kind == ModuleKind::File)
         {
-            incarnation.exe_pending = false;
-            let info = Arc::make_mut(&mut incarnation.info);
+            generation.exe_pending = false;
+            let info = Arc::make_mut(&mut generation.info);
             (info.exe, info.exe_deleted) = (program.path.clone(), program.deleted);
         }
-        self.changes.push(HostChange::Mapped { incarnation: id, module, first });
+        self.changes.push(HostChange::Mapped { generation: id, module, first });
     }
 
-    fn begin(&mut self, pid: u32, since_ns: u64, info: ProcessInfo) -> &mut Incarnation {
+    fn begin(&mut self, pid: u32, since_ns: u64, info: ProcessInfo) -> &mut Generation {
         self.next_number += 1;
-        let id = IncarnationId { pid, number: self.next_number };
+        let id = GenerationId { pid, number: self.next_number };
         self.changes.push(HostChange::Started(id));
         // Most short-lived processes have two generations: before and after an exec.
-        let incarnations = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
-        incarnations.push(Incarnation {
+        let generations = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
+        generations.push(Generation {
             id,
             since_ns,
             until_ns: None,
@@ -377,22 +377,22 @@ impl Processes {
             sampled: false,
             info: Arc::new(info),
         });
-        let last = incarnations.len() - 1;
-        &mut incarnations[last]
+        let last = generations.len() - 1;
+        &mut generations[last]
     }
 
-    fn get_mut(&mut self, id: IncarnationId) -> Option<&mut Incarnation> {
-        self.by_pid.get_mut(&id.pid)?.iter_mut().find(|incarnation| incarnation.id == id)
+    fn get_mut(&mut self, id: GenerationId) -> Option<&mut Generation> {
+        self.by_pid.get_mut(&id.pid)?.iter_mut().find(|generation| generation.id == id)
     }
 
-    fn current_mut(&mut self, pid: u32) -> Option<&mut Incarnation> {
-        self.by_pid.get_mut(&pid)?.last_mut().filter(|incarnation| incarnation.until_ns.is_none())
+    fn current_mut(&mut self, pid: u32) -> Option<&mut Generation> {
+        self.by_pid.get_mut(&pid)?.last_mut().filter(|generation| generation.until_ns.is_none())
     }
 
     /// The running generation of process `pid`, unless an event at `time_ns` is already reflected in what was read from
     /// /proc.
-    fn current_before(&mut self, pid: u32, time_ns: u64) -> Option<&mut Incarnation> {
-        self.current_mut(pid).filter(|incarnation| time_ns > incarnation.known_at_ns)
+    fn current_before(&mut self, pid: u32, time_ns: u64) -> Option<&mut Generation> {
+        self.current_mut(pid).filter(|generation| time_ns > generation.known_at_ns)
     }
 }
 

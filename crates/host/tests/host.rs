@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_host::modules::{Module, ModuleKind, ModuleSource};
 use heapbpf_host::open::Unreadable;
-use heapbpf_host::processes::Incarnation;
+use heapbpf_host::processes::Generation;
 use heapbpf_host::{Host, HostOptions};
 use heapbpf_testing::skipped;
 
@@ -45,18 +45,18 @@ fn wait_for<T>(host: &mut Host, mut wanted: impl FnMut(&Host) -> Option<T>) -> T
 }
 
 /// The last generation of `pid` and the module that it has mapped whose path contains `name`, once there is one.
-fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Incarnation, &'a Module)> {
-    let incarnation = host
+fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Generation, &'a Module)> {
+    let generation = host
         .processes()
         .iter()
-        .filter(|incarnation| incarnation.id.pid == pid)
-        .max_by_key(|incarnation| incarnation.since_ns)?;
-    let module = incarnation.space.current().iter().find_map(|mapping| {
+        .filter(|generation| generation.id.pid == pid)
+        .max_by_key(|generation| generation.since_ns)?;
+    let module = generation.space.current().iter().find_map(|mapping| {
         host.modules()
             .get(mapping.module)
             .filter(|module| module.kind == ModuleKind::File && module.path.contains(name))
     })?;
-    Some((incarnation, module))
+    Some((generation, module))
 }
 
 fn id_of(host: &Host, wanted: &Module) -> heapbpf_host::mappings::ModuleId {
@@ -99,13 +99,13 @@ fn end(mut child: Child) {
 fn a_process_that_was_there_and_ourselves() {
     let Some(host) = start() else { return };
     let pid = std::process::id();
-    let incarnation = host.processes().current(pid).expect("we are found");
-    assert_eq!(incarnation.since_ns, 0);
+    let generation = host.processes().current(pid).expect("we are found");
+    assert_eq!(generation.since_ns, 0);
     let here = a_process_that_was_there_and_ourselves as fn() as usize as u64;
     let now = heapbpf_host::clock::monotonic_ns();
     let location = host.resolve(pid, here, now).expect("our code is mapped");
     let module = host.modules().get(location.module).expect("known");
-    assert_eq!(*module.path, *incarnation.info.exe);
+    assert_eq!(*module.path, *generation.info.exe);
     assert!(module.build_id.is_some() || module.unreadable().is_none());
     let vdso = host.modules().iter().find(|(_, module)| module.kind == ModuleKind::Vdso);
     assert!(vdso.is_none_or(|(_, module)| module.build_id.is_some()));

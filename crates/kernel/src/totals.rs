@@ -9,7 +9,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey, Progress};
 use super::KernelError;
 use super::abi_value::Abi;
 use super::batches::read_all;
-use super::incarnations;
+use super::generations;
 use super::loader::Loader;
 use super::passes::{Passes, Running};
 use super::programs::Programs;
@@ -182,7 +182,7 @@ fn unreadable(source: std::io::Error) -> KernelError {
 /// # Errors
 /// The read fails.
 pub fn living(programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
-    incarnations::living(programs.process_iterator_link())
+    generations::living(programs.process_iterator_link())
 }
 
 /// The live generation of a process. `None` if it has exited.

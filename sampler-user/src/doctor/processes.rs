@@ -197,9 +197,9 @@ pub fn processes(
     let mut audits = Vec::new();
     for process in targets {
         // A process may exit after it was selected.
-        let Some(incarnation) = host.processes().current(process.pid) else { continue };
-        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let dropped = dropped_mappings(&incarnation.space, host.modules());
+        let Some(generation) = host.processes().current(process.pid) else { continue };
+        let modules: BTreeSet<ModuleId> = generation.space.modules().collect();
+        let dropped = dropped_mappings(&generation.space, host.modules());
         let mut found = Found::of(ProcessAudit {
             pid: Some(process.pid),
             comm: process.comm.to_string(),

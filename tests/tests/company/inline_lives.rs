@@ -192,8 +192,8 @@ fn inline_hooks_end_with_an_exec() {
     let (profile, stats) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::Allocated);
     let sums = checks::site_sums(&profile, None);
-    assert_eq!(sums["site_00"].figures[3], 0.0, "the first incarnation: {:?}", sums["site_00"]);
-    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second incarnation");
+    assert_eq!(sums["site_00"].figures[3], 0.0, "the first generation: {:?}", sums["site_00"]);
+    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second generation");
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 

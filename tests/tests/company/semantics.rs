@@ -213,13 +213,13 @@ fn exec_ends_one_life_and_begins_another() {
         if sums.get("site_02").is_none_or(|sum| sum.samples < second.allocs) {
             let executed = profile.processes.iter().rfind(|process| process.pid == second.pid);
             assert!(held::is_told(&profile, executed), "{:?}", profile.processes);
-            assert_eq!(sums["site_00"].samples, first.allocs, "the first incarnation");
+            assert_eq!(sums["site_00"].samples, first.allocs, "the first generation");
             return [0, 1];
         }
         checks::sites(&profile, &truth, 1, Compare::Allocated);
-        assert_eq!(sums["site_02"].figures[3], second.live_allocs as f64, "the second incarnation");
+        assert_eq!(sums["site_02"].figures[3], second.live_allocs as f64, "the second generation");
         let first = first.live_allocs as f64;
-        assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first incarnation: {:?}", sums["site_00"]);
+        assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first generation: {:?}", sums["site_00"]);
         [1, 1]
     });
 }

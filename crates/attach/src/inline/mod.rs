@@ -42,7 +42,7 @@ use heapbpf_host::resident::anonymous_bytes;
 use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
-use heapbpf_kernel::incarnations::Incarnations;
+use heapbpf_kernel::generations::Generations;
 use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
 use heapbpf_kernel::totals;
 use heapbpf_probes::Table;
@@ -89,7 +89,7 @@ pub enum Service {
 /// The inline hooks of a recording.
 pub struct InlineHooks {
     programs: InlinePrograms,
-    incarnations: Arc<Incarnations>,
+    generations: Arc<Generations>,
     sampling: Sampling,
     control: ControlPage,
     /// Set if processes wait when their samples come too fast.
@@ -147,7 +147,7 @@ impl InlineHooks {
     /// Creates the state without any hooked process. `follows` says whether children are targets.
     pub fn new(
         programs: InlinePrograms,
-        (map, incarnations): (InlineMap, Incarnations),
+        (map, generations): (InlineMap, Generations),
         sampling: Sampling,
         follows: bool,
     ) -> Self {
@@ -157,7 +157,7 @@ impl InlineHooks {
         let most_pauses = waits.as_ref().map(Waits::most_pauses);
         Self {
             programs,
-            incarnations: Arc::new(incarnations),
+            generations: Arc::new(generations),
             sampling,
             control: ControlPage::new(sampling.draw, sampling.seed, most_pauses),
             waits,
@@ -270,8 +270,8 @@ impl InlineHooks {
         }
         let Prepared { target, plan, mapped, .. } = &prepared;
         // An exec that we have not heard of yet would make it look like a different process.
-        let incarnations = Arc::clone(&self.incarnations);
-        let is_it = move || incarnations.lives_alone(process);
+        let generations = Arc::clone(&self.generations);
+        let is_it = move || generations.lives_alone(process);
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);

@@ -83,12 +83,9 @@ fn a_child_inherits_and_exec_clears() {
     assert_eq!(world.inode_at(P, 0x5800, 25), Some(2));
     assert_eq!(world.inode_at(Q, 0x1800, 30), None, "exec cleared it");
     assert_eq!(world.inode_at(Q, 0x1800, 31), Some(3));
-    assert_eq!(world.inode_at(Q, 0x1800, 29), Some(1), "an old sample still resolves in the old incarnation");
-    let incarnation = world.processes.current(Q).expect("runs");
-    assert_eq!(
-        (&*incarnation.info.comm, &*incarnation.info.exe, incarnation.info.parent_pid),
-        ("new", "/nowhere/3", P)
-    );
+    assert_eq!(world.inode_at(Q, 0x1800, 29), Some(1), "an old sample still resolves in the old generation");
+    let generation = world.processes.current(Q).expect("runs");
+    assert_eq!((&*generation.info.comm, &*generation.info.exe, generation.info.parent_pid), ("new", "/nowhere/3", P));
 }
 
 #[test]
@@ -116,7 +113,7 @@ fn a_pid_used_again_is_another_process() {
 }
 
 #[test]
-fn what_an_exec_maps_belongs_to_the_new_incarnation_even_if_it_is_reported_first() {
+fn what_an_exec_maps_belongs_to_the_new_generation_even_if_it_is_reported_first() {
     let mut world = World::default();
     world.fork(10, P, 1);
     world.map(11, P, 0x1000, 1);
@@ -129,7 +126,7 @@ fn what_an_exec_maps_belongs_to_the_new_incarnation_even_if_it_is_reported_first
     let new = new.id;
     let changes = world.changes();
     let mapped = changes.iter().filter_map(|change| match change {
-        HostChange::Mapped { incarnation, .. } => Some(*incarnation),
+        HostChange::Mapped { generation, .. } => Some(*generation),
         _ => None,
     });
     assert_eq!(mapped.collect::<Vec<_>>(), [old, new]);
@@ -152,27 +149,27 @@ fn changes_report_what_to_attach_to() {
         panic!("{changes:?}")
     };
     assert_eq!((one, new), (old, ended));
-    assert!(matches!(first, HostChange::Mapped { incarnation, first: true, .. } if incarnation == old));
-    assert!(matches!(again, HostChange::Mapped { incarnation, first: false, .. } if incarnation == new));
+    assert!(matches!(first, HostChange::Mapped { generation, first: true, .. } if generation == old));
+    assert!(matches!(again, HostChange::Mapped { generation, first: false, .. } if generation == new));
     assert!(world.changes().is_empty());
 }
 
 /// The completion of an exec is reported after the events that began the next generation.
 #[test]
-fn an_exec_replaces_the_incarnation_before_it() {
+fn an_exec_replaces_the_generation_before_it() {
     let mut world = World::default();
     world.fork(10, P, 1);
     world.exec(20, P, b"one");
     world.map(21, P, 0x1000, 1);
     world.exec(30, P, b"two");
     let replaced = |time_ns| {
-        world.processes.replaced_at(P, time_ns).map(|incarnation| (incarnation.since_ns, &*incarnation.info.comm))
+        world.processes.replaced_at(P, time_ns).map(|generation| (generation.since_ns, &*generation.info.comm))
     };
     assert_eq!(replaced(22), Some((10, "")));
     assert_eq!(replaced(32), Some((20, "one")));
     // The event of that exec was lost, so there is only one generation.
     world.fork(50, Q, 1);
-    assert_eq!(world.processes.replaced_at(Q, 60).map(|incarnation| incarnation.since_ns), Some(50));
+    assert_eq!(world.processes.replaced_at(Q, 60).map(|generation| generation.since_ns), Some(50));
     assert!(world.processes.replaced_at(Q + 1, 60).is_none());
 }
 
@@ -185,7 +182,7 @@ fn a_process_runs_until_its_last_thread_exits() {
     assert!(world.processes.current(P).is_some());
     assert_eq!(world.processes.headless(), [P]);
     world.apply(&HostEvent::Exit { time_ns: 13, pid: P, tid: Q });
-    assert_eq!(world.processes.at(P, 12).and_then(|incarnation| incarnation.until_ns), Some(13));
+    assert_eq!(world.processes.at(P, 12).and_then(|generation| generation.until_ns), Some(13));
 }
 
 #[test]
@@ -199,14 +196,14 @@ fn older_events_do_not_undo_what_was_read_from_proc() {
     world.exec(20, P, b"x");
     world.map(21, P, 0x1000, 2);
     world.exit(22, P);
-    assert_eq!(world.processes.current(P).map(|incarnation| incarnation.id), Some(id));
+    assert_eq!(world.processes.current(P).map(|generation| generation.id), Some(id));
     assert_eq!(world.inode_at(P, 0x1000, 101), Some(3));
     world.map(102, P, 0x1000, 4);
     assert_eq!((world.inode_at(P, 0x1000, 101), world.inode_at(P, 0x1000, 102)), (Some(3), Some(4)));
     // Read again after lost events: the same process with different mappings.
     world.changes();
     world.found(P, &[map(0, P, 0x9000, 5)], 200);
-    assert_eq!(world.processes.current(P).map(|incarnation| incarnation.id), Some(id));
+    assert_eq!(world.processes.current(P).map(|generation| generation.id), Some(id));
     assert_eq!((world.inode_at(P, 0x1000, 199), world.inode_at(P, 0x1000, 200)), (Some(4), None));
     assert_eq!(world.inode_at(P, 0x9000, 201), Some(5));
     assert!(matches!(world.changes()[..], [HostChange::Mapped { first: true, .. }]));
@@ -220,7 +217,7 @@ fn a_lost_fork_does_not_lose_the_process() {
     world.map(50, P, 0x1000, 1);
     assert_eq!(world.inode_at(P, 0x1000, 50), Some(1));
     world.exec(60, Q, b"q");
-    assert_eq!(world.processes.current(Q).map(|incarnation| incarnation.info.comm.to_string()).as_deref(), Some("q"));
+    assert_eq!(world.processes.current(Q).map(|generation| generation.info.comm.to_string()).as_deref(), Some("q"));
 }
 
 #[test]
@@ -228,7 +225,7 @@ fn a_fork_ends_a_process_whose_exit_was_lost() {
     let mut world = World::default();
     world.fork(10, P, 1);
     world.fork(50, P, 1);
-    assert_eq!(world.processes.at(P, 20).and_then(|incarnation| incarnation.until_ns), Some(50));
+    assert_eq!(world.processes.at(P, 20).and_then(|generation| generation.until_ns), Some(50));
     assert_eq!(world.processes.len(), 2);
 }
 

@@ -23,14 +23,14 @@ impl Attaching {
     pub(super) fn follow_announcements(&mut self, host: &mut Host, key: FileKey, pid: u32) -> Result<Hooked, Unhooked> {
         if !self.standing.announces_for_lack_of_allocator(pid) {
             let modules = modules_of(host, pid);
-            let id = host.processes().current(pid).map(|incarnation| incarnation.id);
+            let id = host.processes().current(pid).map(|generation| generation.id);
             if modules.into_iter().any(|module| self.file_of(host, module).is_some())
                 || !id.is_some_and(|id| self.is_target(host, id))
             {
                 return Err(Unhooked::Known);
             }
             let is_static = self.hooks.files.plan(key).is_some_and(|plan| plan.kind == FileKind::StaticExecutable);
-            let since_ns = host.processes().current(pid).map_or(0, |incarnation| incarnation.since_ns);
+            let since_ns = host.processes().current(pid).map_or(0, |generation| generation.since_ns);
             if !self.is_starting && !is_static && monotonic_ns() < since_ns.saturating_add(LOADED_AFTER_NS) {
                 return Err(Unhooked::Waits);
             }
@@ -61,8 +61,8 @@ impl Attaching {
                 self.standing.note_announcing(next.pid, announces);
             }
             HostChange::Started(child) => {
-                if let Some(incarnation) = host.processes().get(*child) {
-                    self.inherit_announcing(incarnation.info.parent_pid, child.pid, incarnation.since_ns);
+                if let Some(generation) = host.processes().get(*child) {
+                    self.inherit_announcing(generation.info.parent_pid, child.pid, generation.since_ns);
                 }
             }
             _ => {}

@@ -9,7 +9,7 @@ use heapbpf_audit::Missing;
 use heapbpf_host::Host;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleTable;
-use heapbpf_host::processes::Incarnation;
+use heapbpf_host::processes::Generation;
 use heapbpf_probes::{ProbeKind, Runtime};
 
 use super::probes::{Attaching, Look};
@@ -37,12 +37,12 @@ pub struct Audit {
 
 impl Attaching {
     /// What is hooked in a process now, or was at its end.
-    pub fn audit(&self, incarnation: &Incarnation, table: &ModuleTable) -> Audit {
-        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let (mut audit, mut runtimes) = (Audit::default(), self.runtimes_in(incarnation));
+    pub fn audit(&self, generation: &Generation, table: &ModuleTable) -> Audit {
+        let modules: BTreeSet<ModuleId> = generation.space.modules().collect();
+        let (mut audit, mut runtimes) = (Audit::default(), self.runtimes_in(generation));
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
-                Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => {}
+                Look::Announces(_) if !self.standing.announces(generation.id.pid) => {}
                 Look::Hook(key) | Look::Announces(key) => {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
@@ -54,13 +54,13 @@ impl Attaching {
         }
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_java(*module)));
-        match self.standing.objects(incarnation.id.pid).filter(|_| runtimes.contains(&Runtime::Python)) {
+        match self.standing.objects(generation.id.pid).filter(|_| runtimes.contains(&Runtime::Python)) {
             Some(Ok(since_ns)) => {
                 runtimes.remove(&Runtime::Python);
                 audit.allocators.push(OBJECTS.to_owned());
                 audit.missing.push(Missing::free_lists());
-                let joined_ns = self.targets.coverages.get(&incarnation.id.pid).map_or(0, |it| it.since_ns);
-                let late_ns = since_ns.saturating_sub(joined_ns.max(incarnation.since_ns));
+                let joined_ns = self.targets.coverages.get(&generation.id.pid).map_or(0, |it| it.since_ns);
+                let late_ns = since_ns.saturating_sub(joined_ns.max(generation.since_ns));
                 audit.missing.extend((late_ns >= TOLD_FROM_NS).then(|| Missing::early_objects(late_ns)));
             }
             Some(Err(why)) => {
@@ -70,7 +70,7 @@ impl Attaching {
             None => {}
         }
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
-        audit.missing.extend(dropped_mappings(&incarnation.space, table));
+        audit.missing.extend(dropped_mappings(&generation.space, table));
         // One file may be mapped under two names.
         let mut known = HashSet::new();
         audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
@@ -78,8 +78,8 @@ impl Attaching {
     }
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
-    pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        let pid = incarnation.id.pid;
+    pub fn stopped_tracking_frees_of(&self, generation: &Generation) -> bool {
+        let pid = generation.id.pid;
         self.targets.is_hidden(pid) || self.targets.is_given_up(pid) || self.hooks.gave_up_frees()
     }
 
@@ -91,9 +91,9 @@ impl Attaching {
 
     /// When tracking of a process's frees last resumed while it ran (CLOCK_MONOTONIC); `None` if they were always
     /// tracked.
-    pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
-        let since = self.targets.last_hidden_ns(incarnation.id.pid);
-        since.filter(|since| *since > incarnation.since_ns)
+    pub fn frees_tracked_since(&self, generation: &Generation) -> Option<u64> {
+        let since = self.targets.last_hidden_ns(generation.id.pid);
+        since.filter(|since| *since > generation.since_ns)
     }
 
     /// Kinds of the probed instructions in the files that a process maps: in freeing functions if `frees`, otherwise in

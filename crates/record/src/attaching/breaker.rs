@@ -27,7 +27,7 @@ impl Attaching {
         let file = |key| self.hooks.files.get(key).and_then(|examined| examined.file.clone());
         let Some(blamed) = self.inline.as_ref().and_then(|inline| inline.blamed(crash, &file)) else { return };
         let pid = crash.process.tgid;
-        let program = host.processes().at(pid, crash.time_ns).map(|incarnation| &incarnation.info);
+        let program = host.processes().at(pid, crash.time_ns).map(|generation| &generation.info);
         let [comm, exe] = program.map(|info| [&info.comm, &info.exe].map(Arc::clone)).unwrap_or_default();
         let what = format!("{} {}", signal_name(crash.signal), self.place_of(&blamed));
         let died = format!("process {pid} ({comm}) died of {what}");

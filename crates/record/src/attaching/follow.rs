@@ -4,7 +4,7 @@ use heapbpf_attach::hooks::Hooked;
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
-use heapbpf_host::processes::{HostChange, IncarnationId, starts_agree};
+use heapbpf_host::processes::{GenerationId, HostChange, starts_agree};
 
 use super::mapped::{mapped_since, modules_of};
 use super::modules::Unhooked;
@@ -72,9 +72,9 @@ impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.functions().len();
-        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+        for (generation, module) in std::mem::take(&mut self.under_way) {
             if !self.is_over() {
-                self.mapped(host, incarnation, module, true);
+                self.mapped(host, generation, module, true);
             }
         }
         let mut changes = std::mem::take(&mut self.changes);
@@ -98,25 +98,25 @@ impl Attaching {
             self.note_announcing(host, &change);
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
-                HostChange::Mapped { incarnation, module, .. } => {
-                    self.note_others_hooks(host, incarnation, module);
-                    self.mapped(host, incarnation, module, false);
+                HostChange::Mapped { generation, module, .. } => {
+                    self.note_others_hooks(host, generation, module);
+                    self.mapped(host, generation, module, false);
                 }
-                HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
-                HostChange::Started(incarnation) => {
-                    let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
-                    if !self.targets.is_running(incarnation.pid) {
-                        self.targets.begin(incarnation.pid, since);
+                HostChange::Started(generation) if !self.global => self.started(host, generation),
+                HostChange::Started(generation) => {
+                    let since = host.processes().get(generation).map_or(0, |generation| generation.since_ns);
+                    if !self.targets.is_running(generation.pid) {
+                        self.targets.begin(generation.pid, since);
                     }
-                    if let Some(child) = host.processes().get(incarnation) {
-                        self.inherit_others_hooks(child.info.parent_pid, incarnation.pid, since);
+                    if let Some(child) = host.processes().get(generation) {
+                        self.inherit_others_hooks(child.info.parent_pid, generation.pid, since);
                     }
                 }
                 HostChange::Replaced(before, _) => self.member_replaced(before),
-                HostChange::Ended(incarnation) if self.global => {
-                    self.note_late(host, incarnation);
-                    self.targets.end(incarnation.pid, monotonic_ns());
-                    self.member_replaced(incarnation);
+                HostChange::Ended(generation) if self.global => {
+                    self.note_late(host, generation);
+                    self.targets.end(generation.pid, monotonic_ns());
+                    self.member_replaced(generation);
                 }
                 _ => {}
             }
@@ -135,25 +135,25 @@ impl Attaching {
         if self.is_over() {
             return;
         }
-        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+        for (generation, module) in std::mem::take(&mut self.under_way) {
             if let Ok(look) = self.look_at(host, module) {
                 self.modules.entry(module).or_insert(look);
             }
-            self.mapped(host, incarnation, module, true);
+            self.mapped(host, generation, module, true);
         }
         // Processes that still wait for their inline hooks will not get them any more.
-        for (incarnation, _) in std::mem::take(&mut self.under_way) {
-            self.too_late_for(host, incarnation);
+        for (generation, _) in std::mem::take(&mut self.under_way) {
+            self.too_late_for(host, generation);
         }
     }
 
     /// Handles a module that a process mapped. `again`: it was still being examined the last time.
-    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
-        let pid = incarnation.pid;
-        if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(incarnation) {
+    fn mapped(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId, again: bool) {
+        let pid = generation.pid;
+        if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(generation) {
             let is_named = self.targets.named_alive.contains(&pid);
             // With the whole host as targets, only active processes are taken in.
-            if is_named || self.global && !self.is_listed_by_all() && self.is_target(host, incarnation) {
+            if is_named || self.global && !self.is_listed_by_all() && self.is_target(host, generation) {
                 self.await_member(pid);
             }
             return;
@@ -162,7 +162,7 @@ impl Attaching {
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
         // Examining a large file takes seconds, so files of other programs are not examined.
         if is_concerned && self.is_examined_aside(host, module) {
-            self.under_way.push((incarnation, module));
+            self.under_way.push((generation, module));
             return;
         }
         self.note_exec(pid);
@@ -178,27 +178,27 @@ impl Attaching {
                 self.modules.insert(module, look);
             }
             if again && known && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
-                self.note_missed(host, incarnation);
+                self.note_missed(host, generation);
             }
             return;
         }
-        let had_ns = mapped_since(host, incarnation, module);
-        if let Some(incarnation) = host.processes().get(incarnation) {
-            self.targets.incarnation_began(pid, incarnation.since_ns);
+        let had_ns = mapped_since(host, generation, module);
+        if let Some(generation) = host.processes().get(generation) {
+            self.targets.generation_began(pid, generation.since_ns);
         }
         let link = self.link_for(pid);
         let was_inline = self.is_hooked_inline(module, pid);
         let attempt = self.hook_module_in(host, module, pid);
         if attempt == Err(Unhooked::Waits) {
-            self.under_way.push((incarnation, module));
+            self.under_way.push((generation, module));
             return;
         }
         if attempt.is_ok() {
             host.note_allocator(pid, module);
         }
-        self.note_interpreter(host, incarnation, module);
+        self.note_interpreter(host, generation, module);
         self.note_jvm(host, module);
-        self.note_go(host, incarnation, module);
+        self.note_go(host, generation, module);
         let file_ns = self.shared_since(module).unwrap_or(0);
         let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
         // A library that was loaded while the process ran: its first calls were not counted.
@@ -210,8 +210,8 @@ impl Attaching {
         match missed {
             Missed::Unchanged => {}
             Missed::No => self.missed.has_one_hooked(pid),
-            Missed::IfEnded => self.too_late_for(host, incarnation),
-            Missed::Yes => self.note_missed(host, incarnation),
+            Missed::IfEnded => self.too_late_for(host, generation),
+            Missed::Yes => self.note_missed(host, generation),
         }
     }
 
@@ -223,9 +223,9 @@ impl Attaching {
             return;
         }
         self.standing.note_announcing(pid, false);
-        let Some(incarnation) = host.processes().current(pid).map(|incarnation| incarnation.id) else { return };
+        let Some(generation) = host.processes().current(pid).map(|generation| generation.id) else { return };
         for module in modules_of(host, pid) {
-            self.mapped(host, incarnation, module, false);
+            self.mapped(host, generation, module, false);
         }
     }
 
@@ -235,39 +235,39 @@ impl Attaching {
     }
 
     /// Notes an ended process as missed if it was hooked late. Its figures may still arrive later.
-    fn note_late(&mut self, host: &mut Host, incarnation: IncarnationId) {
-        if self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
-            self.note_missed(host, incarnation);
+    fn note_late(&mut self, host: &mut Host, generation: GenerationId) {
+        if self.targets.coverages.get(&generation.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
+            self.note_missed(host, generation);
         }
     }
 
-    fn note_missed(&mut self, host: &mut Host, incarnation: IncarnationId) {
+    fn note_missed(&mut self, host: &mut Host, generation: GenerationId) {
         // Mappings of an exec may be reported before the exec itself; then they belong to the next process generation.
-        let last = host.processes().at(incarnation.pid, u64::MAX).map(|last| last.id);
-        for incarnation in [Some(incarnation), last].into_iter().flatten() {
-            let Some(info) = host.describe(incarnation) else { continue };
+        let last = host.processes().at(generation.pid, u64::MAX).map(|last| last.id);
+        for generation in [Some(generation), last].into_iter().flatten() {
+            let Some(info) = host.describe(generation) else { continue };
             let is_target = !self.global
-                || self.followed.contains(&incarnation.pid)
+                || self.followed.contains(&generation.pid)
                 || self.rules.iter().any(|rule| rule.matches(&info));
             if is_target {
-                self.missed.note_certain(incarnation.pid, info.comm.clone());
+                self.missed.note_certain(generation.pid, info.comm.clone());
             }
         }
     }
 
     /// Notes a target that ended before one of its allocators could be hooked. If another allocator was hooked and
     /// counted something, the target has a line in the profile and gets no remark.
-    fn too_late_for(&mut self, host: &mut Host, incarnation: IncarnationId) {
-        if !is_alive(incarnation.pid) {
-            self.note_missed(host, incarnation);
+    fn too_late_for(&mut self, host: &mut Host, generation: GenerationId) {
+        if !is_alive(generation.pid) {
+            self.note_missed(host, generation);
         }
     }
 
     /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be
     /// lost.
-    fn started(&mut self, host: &Host, incarnation: IncarnationId) {
-        let Some(child) = host.processes().get(incarnation) else { return };
-        let pid = incarnation.pid;
+    fn started(&mut self, host: &Host, generation: GenerationId) {
+        let Some(child) = host.processes().get(generation) else { return };
+        let pid = generation.pid;
         let runs = host.processes().current(pid).is_some_and(|it| starts_agree(it.info.start_ns, child.info.start_ns));
         if !self.follows {
             return;

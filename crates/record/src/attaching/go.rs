@@ -5,7 +5,7 @@ use std::sync::Arc;
 use heapbpf_host::Host;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleSource;
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_probes::Runtime;
 use heapbpf_symbols::go::GoProgram;
 
@@ -14,22 +14,22 @@ use super::probes::{Attaching, Look};
 
 impl Attaching {
     /// If a module is a Go program, notes that a process runs it.
-    pub(super) fn note_go(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+    pub(super) fn note_go(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId) {
         if self.runtime_of(module) != Some(Runtime::Go) {
             return;
         }
         let Some(program) = self.go_program(host, module) else { return };
         let mapping = host
             .processes()
-            .get(incarnation)
+            .get(generation)
             .and_then(|process| process.space.current().iter().find(|mapping| mapping.module == module).copied());
         let Some(mapping) = mapping else { return };
-        log::debug!("process {} runs the Go program {}", incarnation.pid, program.path);
+        log::debug!("process {} runs the Go program {}", generation.pid, program.path);
         // The program is mapped first; its plugins have no heap of their own.
-        let process = self.go.processes.entry(incarnation.pid);
-        let process = process.or_insert_with(|| GoProcess { incarnation, program: Arc::clone(&program), mapping });
-        if process.incarnation != incarnation {
-            *process = GoProcess { incarnation, program, mapping };
+        let process = self.go.processes.entry(generation.pid);
+        let process = process.or_insert_with(|| GoProcess { generation, program: Arc::clone(&program), mapping });
+        if process.generation != generation {
+            *process = GoProcess { generation, program, mapping };
         }
     }
 
@@ -71,30 +71,30 @@ impl Attaching {
     /// Targets that run Go programs now. Forgets ended processes.
     pub fn go_targets(&mut self, host: &mut Host) -> Vec<GoProcess> {
         let is_current = |host: &Host, process: &GoProcess| {
-            host.processes().current(process.incarnation.pid).is_some_and(|it| it.id == process.incarnation)
+            host.processes().current(process.generation.pid).is_some_and(|it| it.id == process.generation)
         };
         self.go.processes.retain(|_, process| is_current(host, process));
         let all: Vec<GoProcess> = self.go.processes.values().cloned().collect();
         let mut targets: Vec<GoProcess> =
-            all.into_iter().filter(|process| self.is_target(host, process.incarnation)).collect();
-        targets.sort_unstable_by_key(|process| process.incarnation);
+            all.into_iter().filter(|process| self.is_target(host, process.generation)).collect();
+        targets.sort_unstable_by_key(|process| process.generation);
         targets
     }
 
     /// Whether any process is a target, or was one.
     pub(crate) fn has_targets(&self, host: &mut Host) -> bool {
-        let living: Vec<IncarnationId> = host.processes().iter().map(|incarnation| incarnation.id).collect();
-        self.had_targets || living.into_iter().any(|incarnation| self.is_target(host, incarnation))
+        let living: Vec<GenerationId> = host.processes().iter().map(|generation| generation.id).collect();
+        self.had_targets || living.into_iter().any(|generation| self.is_target(host, generation))
     }
 
     /// Whether a process generation belongs to a target.
-    pub(super) fn is_target(&self, host: &mut Host, incarnation: IncarnationId) -> bool {
+    pub(super) fn is_target(&self, host: &mut Host, generation: GenerationId) -> bool {
         if !self.global {
-            return self.targets.named_alive.contains(&incarnation.pid);
+            return self.targets.named_alive.contains(&generation.pid);
         }
         let matches = |host: &mut Host| {
-            host.describe(incarnation).is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
+            host.describe(generation).is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
         };
-        self.followed.contains(&incarnation.pid) || matches(host)
+        self.followed.contains(&generation.pid) || matches(host)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use heapbpf_audit::Hook;
 use heapbpf_host::Host;
 use heapbpf_host::environment::php_calls_malloc;
-use heapbpf_host::processes::{Incarnation, IncarnationId};
+use heapbpf_host::processes::{Generation, GenerationId};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::Process;
 
@@ -18,8 +18,8 @@ impl Attaching {
         if !self.global {
             return Vec::new();
         }
-        let lives = |it: &&Incarnation| it.until_ns.is_none() && !counted.contains(&it.id.pid);
-        let mut living: Vec<IncarnationId> = host.processes().iter().filter(lives).map(|it| it.id).collect();
+        let lives = |it: &&Generation| it.until_ns.is_none() && !counted.contains(&it.id.pid);
+        let mut living: Vec<GenerationId> = host.processes().iter().filter(lives).map(|it| it.id).collect();
         living.sort_unstable();
         let own = std::process::id();
         let mut idle = Vec::new();
@@ -27,8 +27,8 @@ impl Attaching {
             if !self.is_target(host, id) {
                 continue;
             }
-            let Some(incarnation) = host.processes().get(id).filter(|it| it.info.parent_pid != own) else { continue };
-            let info = &incarnation.info;
+            let Some(generation) = host.processes().get(id).filter(|it| it.info.parent_pid != own) else { continue };
+            let info = &generation.info;
             let process = Process {
                 pid: id.pid,
                 namespace_pid: info.namespace_pid,
@@ -37,8 +37,8 @@ impl Attaching {
                 cgroup: info.cgroup.to_string(),
                 placement: info.placement.as_ref().clone(),
                 // Links that serve every process count it as well.
-                hook: self.is_probed(incarnation).then_some(Hook::Probe),
-                missing: self.runtimes_in(incarnation).into_iter().map(Runtime::missing).collect(),
+                hook: self.is_probed(generation).then_some(Hook::Probe),
+                missing: self.runtimes_in(generation).into_iter().map(Runtime::missing).collect(),
                 ..Process::default()
             };
             idle.push((process, info.start_ns));
@@ -47,21 +47,21 @@ impl Attaching {
     }
 
     /// Whether one of a process's files has probes that serve every process.
-    fn is_probed(&self, incarnation: &Incarnation) -> bool {
+    fn is_probed(&self, generation: &Generation) -> bool {
         let has_probes = |module| matches!(self.modules.get(&module), Some(Look::Hook(_)));
-        !self.takes_in() && incarnation.space.modules().any(has_probes)
+        !self.takes_in() && generation.space.modules().any(has_probes)
     }
 
     /// Runtimes with heaps of their own in the examined files of a process.
-    pub(super) fn runtimes_in(&self, incarnation: &Incarnation) -> BTreeSet<Runtime> {
-        let looks = incarnation.space.modules().filter_map(|module| self.modules.get(&module));
+    pub(super) fn runtimes_in(&self, generation: &Generation) -> BTreeSet<Runtime> {
+        let looks = generation.space.modules().filter_map(|module| self.modules.get(&module));
         let runtime = |look: &Look| match look {
             Look::Runtime(runtime) => Some(*runtime),
-            Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => None,
+            Look::Announces(_) if !self.standing.announces(generation.id.pid) => None,
             Look::Hook(key) | Look::Announces(key) => self.hooks.files.unseen_heap(*key),
             Look::Nothing | Look::Refused(_) => None,
         };
-        let is_seen = |runtime: &Runtime| *runtime == Runtime::Php && php_calls_malloc(incarnation.id.pid);
+        let is_seen = |runtime: &Runtime| *runtime == Runtime::Php && php_calls_malloc(generation.id.pid);
         looks.filter_map(runtime).filter(|runtime| !is_seen(runtime)).collect()
     }
 }

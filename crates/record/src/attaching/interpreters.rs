@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_host::mappings::{Mapping, ModuleId};
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_probes::ObjectTable;
 use heapbpf_python::{Runtime, Unsupported};
 use heapbpf_symbols::go::GoProgram;
@@ -19,15 +19,15 @@ pub(super) struct Interpreters {
     pub(super) new: Vec<(ModuleId, Arc<Runtime>)>,
     pub(super) refused: BTreeMap<ModuleId, Unsupported>,
     /// Interpreters whose table of allocators the loader has not filled in yet, and until when to wait for it.
-    pub(super) unled: Vec<(IncarnationId, ModuleId, Instant)>,
+    pub(super) unled: Vec<(GenerationId, ModuleId, Instant)>,
     /// The interpreter that is being checked again.
-    pub(super) retried: Option<(IncarnationId, ModuleId, Instant)>,
+    pub(super) retried: Option<(GenerationId, ModuleId, Instant)>,
 }
 
 impl Interpreters {
     /// Until when to wait for an interpreter's table, if the interpreter is being checked again.
-    pub(super) fn awaited(&self, incarnation: IncarnationId, module: ModuleId) -> Option<Instant> {
-        self.retried.filter(|(of, its, _)| (*of, *its) == (incarnation, module)).map(|(.., until)| until)
+    pub(super) fn awaited(&self, generation: GenerationId, module: ModuleId) -> Option<Instant> {
+        self.retried.filter(|(of, its, _)| (*of, *its) == (generation, module)).map(|(.., until)| until)
     }
 
     /// Whether a table of allocators must be checked again.
@@ -82,7 +82,7 @@ pub(super) struct Jvms {
 #[derive(Clone, Debug)]
 pub struct GoProcess {
     /// The process.
-    pub incarnation: IncarnationId,
+    pub generation: GenerationId,
     /// The program.
     pub program: Arc<GoProgram>,
     /// Where its code is mapped.

@@ -10,7 +10,7 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::ProcessInfo;
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_remote::blob_range;
 
 use super::mapped::{mapped_since, modules_of};
@@ -33,13 +33,13 @@ impl Attaching {
         if self.inline.is_some() && !self.global {
             return;
         }
-        let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
+        let all = host.processes().iter().map(|generation| generation.id.pid).filter(|_| self.global);
         let mut pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         pids.retain(|pid| has_inline_hooks(host, *pid));
         for pid in pids {
             let left = without_what_was_left(pid, &|_| false);
-            let current = host.processes().current(pid).map(|incarnation| incarnation.id);
-            let is_target = current.is_some_and(|incarnation| self.is_target(host, incarnation));
+            let current = host.processes().current(pid).map(|generation| generation.id);
+            let is_target = current.is_some_and(|generation| self.is_target(host, generation));
             if !is_target && running.iter().all(|process| process.pid != pid) {
                 continue;
             }
@@ -53,15 +53,15 @@ impl Attaching {
     }
 
     /// Handles a target that another heapbpf begins to hook inline, and reports it.
-    pub(super) fn note_others_hooks(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+    pub(super) fn note_others_hooks(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId) {
         let Some(base) = base_of(host, module) else { return };
-        let pid = incarnation.pid;
-        if self.is_ours(pid, base) || !self.is_target(host, incarnation) {
+        let pid = generation.pid;
+        if self.is_ours(pid, base) || !self.is_target(host, generation) {
             return;
         }
         // Code that this recording mapped and could not use is still there.
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let since_ns = mapped_since(host, incarnation, module);
+        let since_ns = mapped_since(host, generation, module);
         if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
             self.is_unseen(pid, since_ns, &Refused::Hooked.to_string());
         } else {
@@ -123,8 +123,8 @@ impl Attaching {
     pub(crate) fn hidden_targets(&self, host: &mut Host) -> HashSet<u32> {
         let hidden = self.others.hidden().filter(|pid| self.targets.was_hidden(*pid));
         let is_target = |pid: &u32| {
-            let current = host.processes().current(*pid).map(|incarnation| incarnation.id);
-            current.is_some_and(|incarnation| self.is_target(host, incarnation))
+            let current = host.processes().current(*pid).map(|generation| generation.id);
+            current.is_some_and(|generation| self.is_target(host, generation))
         };
         hidden.filter(is_target).collect()
     }

@@ -14,7 +14,7 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{Stat, Target};
-use heapbpf_host::processes::{HostChange, Incarnation, IncarnationId};
+use heapbpf_host::processes::{Generation, GenerationId, HostChange};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::exec_watch::ExecWatch;
@@ -119,7 +119,7 @@ pub struct Attaching {
     /// Whether the recording has not begun yet.
     pub(super) is_starting: bool,
     /// Modules that processes mapped and that other threads are still examining, or that wait to be hooked inline.
-    pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
+    pub(super) under_way: Vec<(GenerationId, ModuleId)>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
@@ -291,9 +291,9 @@ impl Attaching {
             |coverage: &Coverage| self.targets.detached_ns.is_none_or(|at_ns| coverage.since_ns < at_ns);
         let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
         if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
-            let incarnation = host.processes().at(pid, now_ns);
-            let comm = incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone());
-            let forked = incarnation.and_then(|incarnation| self.forked_with_links(incarnation));
+            let generation = host.processes().at(pid, now_ns);
+            let comm = generation.map_or_else(|| "".into(), |generation| generation.info.comm.clone());
+            let forked = generation.and_then(|generation| self.forked_with_links(generation));
             match forked {
                 Some(forked) => self.missed.note_forked(pid, comm, forked),
                 None => self.missed.note(pid, comm),
@@ -309,7 +309,7 @@ impl Attaching {
     }
 
     /// The parent of a process that still runs its parent's program, if links that serve every process count both.
-    fn forked_with_links(&self, child: &Incarnation) -> Option<Forked> {
+    fn forked_with_links(&self, child: &Generation) -> Option<Forked> {
         let parent = child.info.parent_pid;
         let is_shared = self.shares && !self.takes_in() && !self.own.contains(&parent);
         let is_forked = is_shared && !self.last_exec.contains_key(&child.id.pid);

@@ -8,7 +8,7 @@ use heapbpf_audit::Missing;
 use heapbpf_host::Host;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleSource;
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_python::Runtime;
 
 use super::probes::{Attaching, Look};
@@ -28,8 +28,8 @@ impl Attaching {
     /// Searches the modules of the processes that run at the start for interpreters, JVMs and Go programs.
     pub(super) fn find_runtimes(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
         for pid in pids {
-            let Some(incarnation) = host.processes().current(pid) else { continue };
-            let (id, modules) = (incarnation.id, incarnation.space.modules().collect::<Vec<_>>());
+            let Some(generation) = host.processes().current(pid) else { continue };
+            let (id, modules) = (generation.id, generation.space.modules().collect::<Vec<_>>());
             for module in modules {
                 self.note_interpreter(host, id, module);
                 self.note_jvm(host, module);
@@ -39,28 +39,28 @@ impl Attaching {
     }
 
     /// If a module is an interpreter, tells the BPF programs where it keeps the frames of a process.
-    pub(super) fn note_interpreter(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+    pub(super) fn note_interpreter(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId) {
         let Some(runtime) = self.interpreter(host, module) else { return };
-        let process = host.processes().get(incarnation);
+        let process = host.processes().get(generation);
         let address = process.and_then(|process| {
             let mut mappings = process.space.current().iter().filter(|mapping| mapping.module == module);
             mappings.find_map(|mapping| runtime.address_in(mapping.start, mapping.file_offset))
         });
         let Some(address) = address else { return };
-        self.lead_around(incarnation, module, address.wrapping_sub(runtime.address));
+        self.lead_around(generation, module, address.wrapping_sub(runtime.address));
         let python = runtime.layout.of_process(address);
-        match self.control.set_python(incarnation.pid, &python) {
-            Ok(()) => log::debug!("process {} runs Python {} at {address:#x}", incarnation.pid, runtime.version),
-            Err(error) => log::info!("Python frames of process {} are not read: {error}", incarnation.pid),
+        match self.control.set_python(generation.pid, &python) {
+            Ok(()) => log::debug!("process {} runs Python {} at {address:#x}", generation.pid, runtime.version),
+            Err(error) => log::info!("Python frames of process {} are not read: {error}", generation.pid),
         }
     }
 
     /// Makes an interpreter call its object allocator itself, if that is counted: it may run copies of the allocator
     /// instead. `bias`: address in the process minus address in the file.
-    fn lead_around(&mut self, incarnation: IncarnationId, module: ModuleId, bias: u64) {
+    fn lead_around(&mut self, generation: GenerationId, module: ModuleId, bias: u64) {
         let Some(key) = self.modules.get(&module).and_then(Look::file) else { return };
         let Some(table) = self.hooks.files.objects(key) else { return };
-        let pid = incarnation.pid;
+        let pid = generation.pid;
         let why = match Detours::look(pid, table, bias) {
             Ok(Leads::There | Leads::ToWrappers) if table.has_copies => self
                 .detours
@@ -74,9 +74,9 @@ impl Attaching {
             Err(error) => Some((format!("its memory cannot be read: {error}"), false)),
         };
         let Some((why, may_pass)) = why else { return };
-        let until = self.interpreters.awaited(incarnation, module).unwrap_or_else(|| Instant::now() + PATIENCE);
+        let until = self.interpreters.awaited(generation, module).unwrap_or_else(|| Instant::now() + PATIENCE);
         if may_pass && Instant::now() < until {
-            self.interpreters.unled.push((incarnation, module, until));
+            self.interpreters.unled.push((generation, module, until));
         } else {
             self.refuse(format!("process {pid}: Python's objects: {why}"));
         }
@@ -84,9 +84,9 @@ impl Attaching {
 
     /// Checks interpreters again whose tables of allocators were not ready.
     pub(super) fn lead_late_ones(&mut self, host: &mut Host) {
-        for (incarnation, module, until) in std::mem::take(&mut self.interpreters.unled) {
-            self.interpreters.retried = Some((incarnation, module, until));
-            self.note_interpreter(host, incarnation, module);
+        for (generation, module, until) in std::mem::take(&mut self.interpreters.unled) {
+            self.interpreters.retried = Some((generation, module, until));
+            self.note_interpreter(host, generation, module);
         }
         self.interpreters.retried = None;
     }

@@ -14,7 +14,7 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{ProcessInfo, Stat};
-use heapbpf_host::processes::Incarnation;
+use heapbpf_host::processes::Generation;
 use heapbpf_host::resident::anonymous_bytes;
 use heapbpf_probes::{AttachError, Runtime};
 
@@ -75,7 +75,7 @@ impl Attaching {
         }
         if self.global && self.takes_in() {
             // Heaps of Go programs are read whether or not the programs are active.
-            let program = |it: &Incarnation| {
+            let program = |it: &Generation| {
                 let is_program =
                     |module: &ModuleId| host.modules().get(*module).is_some_and(|it_is| it_is.path == it.info.exe);
                 it.space.modules().find(is_program)
@@ -98,7 +98,7 @@ impl Attaching {
                 without.push(process);
             }
         }
-        let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
+        let all = host.processes().iter().map(|generation| generation.id.pid).filter(|_| self.global);
         let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         self.find_runtimes(host, pids.into_iter());
         let mut without = self.without_heaps(without, host)?;
@@ -178,7 +178,7 @@ impl Attaching {
             return Ok(());
         }
         let probed: Vec<u32> = if self.global || self.shares {
-            host.processes().iter().map(|incarnation| incarnation.id.pid).collect()
+            host.processes().iter().map(|generation| generation.id.pid).collect()
         } else {
             targets.running.iter().map(|process| process.pid).collect()
         };

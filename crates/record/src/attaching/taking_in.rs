@@ -13,7 +13,7 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::ProcessInfo;
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_host::{shadow_stacks, translation};
 use heapbpf_kernel::control::CountedBy;
 use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
@@ -52,7 +52,7 @@ pub(crate) enum TakenIn {
 #[derive(Debug, Default)]
 pub(super) struct Members {
     /// Processes that were taken in, and the program that they ran then.
-    taken: HashMap<u32, IncarnationId>,
+    taken: HashMap<u32, GenerationId>,
     /// Named processes that are to be taken in.
     awaited: HashMap<u32, Awaited>,
     /// Those of them that wait at their entry point, or will.
@@ -138,8 +138,8 @@ impl Attaching {
         let is_inline = |process| self.inline.as_ref().is_some_and(|inline| inline.is_counted(process));
         let is_counted = |process: ProcessKey| is_inline(process) || self.own.contains(&process.tgid);
         let is_target = |process: ProcessKey| {
-            let current = host.processes().current(process.tgid).map(|incarnation| incarnation.id);
-            current.is_some_and(|incarnation| self.is_target(host, incarnation))
+            let current = host.processes().current(process.tgid).map(|generation| generation.id);
+            current.is_some_and(|generation| self.is_target(host, generation))
         };
         activity.look(threads, now_ns, is_counted, is_target);
         let due = if self.global {
@@ -179,7 +179,7 @@ impl Attaching {
 
     /// Whether an active process is a target. heapbpf itself never is.
     pub(crate) fn is_active_target(&self, host: &mut Host, process: ProcessKey) -> bool {
-        let Some(incarnation) = host.processes().current(process.tgid).map(|incarnation| incarnation.id) else {
+        let Some(generation) = host.processes().current(process.tgid).map(|generation| generation.id) else {
             return false;
         };
         let has_joined = || {
@@ -187,7 +187,7 @@ impl Attaching {
             let info = ProcessInfo::read(process.tgid).ok();
             info.is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
         };
-        process.tgid != std::process::id() && (self.is_target(host, incarnation) || self.members_change && has_joined())
+        process.tgid != std::process::id() && (self.is_target(host, generation) || self.members_change && has_joined())
     }
 
     /// Notes children that have the hooks of their parents.
@@ -198,8 +198,8 @@ impl Attaching {
     }
 
     /// Whether the program that a process runs was taken in.
-    pub(super) fn was_taken_in(&self, incarnation: IncarnationId) -> bool {
-        self.members.taken.get(&incarnation.pid) == Some(&incarnation)
+    pub(super) fn was_taken_in(&self, generation: GenerationId) -> bool {
+        self.members.taken.get(&generation.pid) == Some(&generation)
     }
 
     /// Whether named processes are to be taken in.
@@ -242,8 +242,8 @@ impl Attaching {
 
     /// Notes that the program that a process ran at a given time (CLOCK_MONOTONIC) is hooked.
     pub(super) fn has_hooks(&mut self, host: &Host, pid: u32, time_ns: u64) {
-        let hooked = host.processes().at(pid, time_ns).map(|incarnation| incarnation.id);
-        let current = host.processes().current(pid).map(|incarnation| incarnation.id);
+        let hooked = host.processes().at(pid, time_ns).map(|generation| generation.id);
+        let current = host.processes().current(pid).map(|generation| generation.id);
         match hooked {
             Some(hooked) if current == Some(hooked) => {
                 self.members.awaited.remove(&pid);
@@ -325,7 +325,7 @@ impl Attaching {
     }
 
     /// Handles an exec: links of the process's own were for the previous program.
-    pub(super) fn member_replaced(&mut self, before: IncarnationId) {
+    pub(super) fn member_replaced(&mut self, before: GenerationId) {
         if let Some(inline) = &mut self.inline {
             inline.forget_decisions(before.pid);
         }
@@ -377,7 +377,7 @@ impl Attaching {
             let (since, before) = (awaited.since, self.members.taken.get(&pid).copied());
             // Until it is hooked, none of its calls are counted.
             if let Some(current) = host.processes().current(pid) {
-                self.targets.incarnation_began(pid, current.since_ns);
+                self.targets.generation_began(pid, current.since_ns);
             }
             let is_over = self.is_over() || !is_alive(pid);
             if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
@@ -404,9 +404,9 @@ impl Attaching {
 
     /// Starts counting the calls of a running process: inline if possible, otherwise by links of its own.
     pub(crate) fn take_in(&mut self, host: &mut Host, pid: u32) -> TakenIn {
-        let Some(incarnation) = host.processes().current(pid) else { return TakenIn::NotYet };
-        let (incarnation, since_ns) = (incarnation.id, incarnation.since_ns);
-        if self.was_taken_in(incarnation) {
+        let Some(generation) = host.processes().current(pid) else { return TakenIn::NotYet };
+        let (generation, since_ns) = (generation.id, generation.since_ns);
+        if self.was_taken_in(generation) {
             return TakenIn::Counted;
         }
         let modules = modules_of(host, pid);
@@ -414,7 +414,7 @@ impl Attaching {
         if aside.contains(&true) {
             return TakenIn::NotYet;
         }
-        self.targets.incarnation_began(pid, since_ns);
+        self.targets.generation_began(pid, since_ns);
         // An allocator may call another one, whichever file was mapped first.
         for &module in &modules {
             let _ = self.file_of(host, module);
@@ -440,7 +440,7 @@ impl Attaching {
             }
             return TakenIn::Not(why);
         }
-        self.members.taken.insert(pid, incarnation);
+        self.members.taken.insert(pid, generation);
         let is_whole = self.is_whole(pid);
         // Links of its own do not count here: they may still be those of the previous program, and about to be
         // released.

@@ -134,7 +134,7 @@ impl TargetSet {
     /// Notes that a process generation began at `since_ns`. If it is a new one, an exec began it, and it gets coverage
     /// of its own from here on. A gap that reaches into it counts for it, because mappings of an exec may be reported
     /// before the exec.
-    pub fn incarnation_began(&mut self, pid: u32, since_ns: u64) {
+    pub fn generation_began(&mut self, pid: u32, since_ns: u64) {
         if let Some(coverage) = self.coverages.get_mut(&pid)
             && coverage.since_ns < since_ns
         {
@@ -327,25 +327,25 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_reaches_into_the_next_incarnation_is_told_of_that() {
+    fn a_gap_that_reaches_into_the_next_generation_is_told_of_that() {
         let mut targets = TargetSet::default();
         // Its program was mapped at 110 and hooked at 300; the exec at 100 is reported later.
         targets.begin(1, 50);
         targets.hooked(1, 110, 300);
-        targets.incarnation_began(1, 100);
+        targets.generation_began(1, 100);
         assert_eq!(targets.seen(1, 500).share, 1.0 - 190.0 / 400.0);
         assert_eq!(targets.seen_before(1, 100).share, 1.0);
         assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // Hooked long before the exec: the next process generation has no gap.
         targets.begin(2, 50);
         targets.hooked(2, 60, 80);
-        targets.incarnation_began(2, 100);
+        targets.generation_began(2, 100);
         assert_eq!((targets.seen(2, 500).share, targets.seen_before(2, 100).share), (1.0, 1.0 - 20.0 / 50.0));
         assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // A gap that spans an exec is divided.
         targets.begin(3, 50);
         targets.hooked(3, 60, 200);
-        targets.incarnation_began(3, 100);
+        targets.generation_began(3, 100);
         assert_eq!((targets.seen(3, 300).share, targets.seen_before(3, 100).share), (0.5, 1.0 - 40.0 / 50.0));
     }
 
@@ -355,7 +355,7 @@ mod tests {
             let mut targets = TargetSet::new(hooks_each);
             targets.begin(1, 50);
             targets.hooked(1, 60, 60);
-            targets.incarnation_began(1, 100);
+            targets.generation_began(1, 100);
             assert_eq!(targets.seen(1, 150).share, if hooks_each { 0.0 } else { 1.0 });
             assert_eq!(targets.seen_before(1, 100).share, 1.0);
             targets.hooked(1, 100, 120);
@@ -386,7 +386,7 @@ mod tests {
         targets.give_up(3, 1250);
         assert!(targets.is_given_up(1) && !targets.is_given_up(2) && !targets.is_given_up(3));
         assert_eq!((targets.seen(1, 2000).share, targets.seen(2, 2000).share), (0.25, 1.0));
-        targets.incarnation_began(1, 2000);
+        targets.generation_began(1, 2000);
         assert!(!targets.is_given_up(1), "it runs another program");
         assert_eq!((targets.seen_before(1, 2000).share, targets.seen(1, 3000).share), (0.25, 1.0));
     }
@@ -416,7 +416,7 @@ mod tests {
         assert!(!targets.seen_again(1, 2200) && targets.seen(1, 9000).share < 0.06);
         // Another program has no such hooks, and is seen.
         targets.hidden_since(2, 1500);
-        targets.incarnation_began(2, 2000);
+        targets.generation_began(2, 2000);
         assert_eq!(targets.seen_before(2, 2000), Seen { share: 0.5, was_hidden: true });
         assert!(targets.seen(2, 3000) == Seen::WHOLE && !targets.is_hidden(2));
     }

@@ -331,9 +331,9 @@ impl Gather {
     fn finish(self, host: &mut Host) -> Facts {
         let mut facts = Facts::default();
         for (module, (process, time_ns, address)) in self.modules {
-            let incarnation = host.processes().at(process.tgid, time_ns);
+            let generation = host.processes().at(process.tgid, time_ns);
             // The mapping at that time: it may have been unmapped since.
-            let mapping = incarnation.and_then(|incarnation| incarnation.space.resolve(address, time_ns));
+            let mapping = generation.and_then(|generation| generation.space.resolve(address, time_ns));
             let mapping = mapping.filter(|mapping| mapping.module == module);
             let (start, end, file_offset) =
                 mapping.map_or((0, 0, 0), |mapping| (mapping.start, mapping.end, mapping.file_offset));
@@ -362,8 +362,8 @@ impl Gather {
 
 /// Where to find the names of a process's JIT code.
 pub fn jit_code_of(process: ProcessKey, time_ns: u64, host: &mut Host) -> JitCode {
-    let incarnation = host.processes().at(process.tgid, time_ns).map(|incarnation| incarnation.id);
-    let info = incarnation.and_then(|incarnation| host.describe(incarnation));
+    let generation = host.processes().at(process.tgid, time_ns).map(|generation| generation.id);
+    let info = generation.and_then(|generation| host.describe(generation));
     let namespace_pid = info.as_ref().and_then(|info| info.namespace_pid).unwrap_or(process.tgid);
     let age = monotonic_ns().checked_add(suspended_ns()).and_then(|now| now.checked_sub(process.start_ns));
     let started = age.and_then(|age_ns| SystemTime::now().checked_sub(Duration::from_nanos(age_ns)));

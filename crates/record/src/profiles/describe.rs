@@ -122,9 +122,8 @@ impl Descriptions {
         self.new.clear();
         for (process, time_ns) in &recorder.processes {
             if !self.described.contains_key(process) {
-                if let Some(incarnation) = host.processes().at(process.tgid, *time_ns).map(|incarnation| incarnation.id)
-                {
-                    host.processes_mut().note_sampled(incarnation);
+                if let Some(generation) = host.processes().at(process.tgid, *time_ns).map(|generation| generation.id) {
+                    host.processes_mut().note_sampled(generation);
                 }
                 let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
                 self.described.insert(*process, described);
@@ -147,9 +146,9 @@ impl Descriptions {
         let mut found = Vec::new();
         let living = self.described.iter_mut().filter(|(_, described)| described.ended.is_none());
         for (process, described) in living.filter(|(process, _)| !heap.is_untracked(process)) {
-            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process));
+            let generation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process));
             described.without_frees |=
-                incarnation.is_some_and(|incarnation| attaching.stopped_tracking_frees_of(incarnation));
+                generation.is_some_and(|generation| attaching.stopped_tracking_frees_of(generation));
             if described.without_frees {
                 found.push(*process);
             }
@@ -173,9 +172,9 @@ impl Descriptions {
         let mut found = Vec::new();
         for process in processes {
             let Some(described) = self.described.get_mut(&process).filter(|it| it.ended.is_none()) else { continue };
-            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(process));
-            let Some(incarnation) = incarnation.filter(|it| !attaching.stopped_tracking_frees_of(it)) else { continue };
-            let since = attaching.frees_tracked_since(incarnation);
+            let generation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(process));
+            let Some(generation) = generation.filter(|it| !attaching.stopped_tracking_frees_of(it)) else { continue };
+            let since = attaching.frees_tracked_since(generation);
             if let Some(since_ns) = since.filter(|since| Some(*since) > heap.tracked_since(&process)) {
                 described.without_frees = false;
                 found.push((process, since_ns));
@@ -284,9 +283,9 @@ impl Described {
 
     /// Refreshes the audit: files may be mapped, or examined, only after the process's first sample.
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
-        let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return };
-        self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(incarnation);
-        let found = attaching.audit(incarnation, host.modules());
+        let Some(generation) = host.processes().at(process.tgid, time_ns) else { return };
+        self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(generation);
+        let found = attaching.audit(generation, host.modules());
         if self.ended.is_none() {
             self.look_at_hook(process, &found, attaching);
         }
@@ -304,11 +303,11 @@ fn describe(
     attaching: &Attaching,
     shared: &mut Shared,
 ) -> Described {
-    let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
-    let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation, host.modules())));
+    let Some(generation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
+    let (id, audit) = (generation.id, shared.audit(attaching.audit(generation, host.modules())));
     let mut described = Described::default();
     described.look_at_hook(process, &audit, attaching);
-    let without_frees = attaching.stopped_tracking_frees_of(incarnation);
+    let without_frees = attaching.stopped_tracking_frees_of(generation);
     let info = host.describe(id).unwrap_or_default();
     Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ..described }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::helper::is_helper;
-use heapbpf_kernel::incarnations::threads;
+use heapbpf_kernel::generations::threads;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::errors::Step;

@@ -23,7 +23,7 @@ impl Session {
     /// Handles a process generation that ended with an exec.
     pub(super) fn replaced(&mut self, ended: ProcessKey, time_ns: u64) {
         self.recorder.poll(&mut self.host);
-        let replaced = self.host.processes().replaced_at(ended.tgid, time_ns).map(|incarnation| incarnation.since_ns);
+        let replaced = self.host.processes().replaced_at(ended.tgid, time_ns).map(|generation| generation.since_ns);
         let sampled = self.recorder.processes.get(&ended).copied();
         let at_ns = sampled.or(replaced).unwrap_or(time_ns);
         self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::state::Session;
@@ -17,8 +17,8 @@ impl Session {
             return Vec::new();
         }
         let processes = self.attaching.go_targets(&mut self.host);
-        self.forget_go(&processes.iter().map(|process| process.incarnation).collect());
-        if processes.iter().any(|process| !self.go.0.contains_key(&process.incarnation)) {
+        self.forget_go(&processes.iter().map(|process| process.generation).collect());
+        if processes.iter().any(|process| !self.go.0.contains_key(&process.generation)) {
             let living = match self.kernel.totals.living(&self.attaching.programs) {
                 Ok(living) => living,
                 Err(error) => {
@@ -28,13 +28,13 @@ impl Session {
             };
             let key_of: HashMap<u32, ProcessKey> = living.into_iter().map(|process| (process.tgid, process)).collect();
             for process in &processes {
-                if let Some(key) = key_of.get(&process.incarnation.pid) {
-                    self.go.0.entry(process.incarnation).or_insert(*key);
+                if let Some(key) = key_of.get(&process.generation.pid) {
+                    self.go.0.entry(process.generation).or_insert(*key);
                 }
             }
         }
         let target = |process: crate::attaching::go::GoProcess| {
-            let key = *self.go.0.get(&process.incarnation)?;
+            let key = *self.go.0.get(&process.generation)?;
             let memory = File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new);
             Some(GoTarget { process: key, program: process.program, mapping: process.mapping, memory })
         };
@@ -42,9 +42,9 @@ impl Session {
     }
 
     /// Forgets Go programs that no longer run. Those without samples are known only from here.
-    fn forget_go(&mut self, running: &HashSet<IncarnationId>) {
+    fn forget_go(&mut self, running: &HashSet<GenerationId>) {
         let ended: Vec<ProcessKey> =
-            self.go.0.extract_if(|incarnation, _| !running.contains(incarnation)).map(|(_, key)| key).collect();
+            self.go.0.extract_if(|generation, _| !running.contains(generation)).map(|(_, key)| key).collect();
         for key in ended {
             if !self.recorder.processes.contains_key(&key) && self.exited.counts.get(&key).is_none() {
                 self.descriptions.forget_one(key);

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::processes::GenerationId;
 use sampler_ebpf::abi::ProcessKey;
 
 /// Keys of processes that run Go programs.
 #[derive(Default)]
-pub(super) struct GoKeys(pub(super) HashMap<IncarnationId, ProcessKey>);
+pub(super) struct GoKeys(pub(super) HashMap<GenerationId, ProcessKey>);

@@ -128,7 +128,7 @@ impl Session {
                 return None;
             }
             let cpu_seconds = cpu_time::of_process(process.tgid)?;
-            let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
+            let comm = processes.current(process.tgid).map_or("", |generation| &*generation.info.comm);
             let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
             let costs = costs_of(measured, attaching, &self.host, process.tgid).unwrap_or(mean);
             let is_inline = attaching.standing.hook(process.tgid) == heapbpf_audit::Hook::Inline;

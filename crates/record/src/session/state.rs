@@ -13,8 +13,8 @@ use heapbpf_host::own_code::leave_the_file;
 use heapbpf_host::{Host, HostOptions};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
+use heapbpf_kernel::generations::Generations;
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_kernel::incarnations::Incarnations;
 use heapbpf_kernel::inline::{self, InlineMap, InlinePrograms};
 use heapbpf_kernel::live_map::{LiveEntries, LiveMap};
 use heapbpf_kernel::loader::Loader;
@@ -168,7 +168,7 @@ impl Session {
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
             .map(|hooking| {
-                let maps = (InlineMap::open(&loader)?, Incarnations::open(&programs)?);
+                let maps = (InlineMap::open(&loader)?, Generations::open(&programs)?);
                 Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
             })
             .transpose()?;

@@ -54,7 +54,7 @@ impl Recorder {
         let (registers, in_flight) = (&head.registers, &head.in_flight);
         let capture = Capture { registers, stack: copied.copy(), in_flight, flaws: flaws_of(&head) };
         let (processes, modules) = host.split();
-        let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
+        let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |generation| &generation.space);
         self.javas.look_at(head.space, space, modules);
         let at = AtTime::new(space, head.time_ns);
         let mut stack = self.unwinder.unwind_with(modules, &mut self.javas, &at.view(head.space), capture);
@@ -107,8 +107,8 @@ impl Recorder {
 
     /// The address space of a record at the time of the record.
     fn at_time<'a>(&'a self, record: &AllocationRecord, host: &'a Host) -> AtTime<'a> {
-        let incarnation = host.processes().at(record.space.tgid, record.time_ns);
-        AtTime::new(incarnation.map_or(&self.nowhere, |incarnation| &incarnation.space), record.time_ns)
+        let generation = host.processes().at(record.space.tgid, record.time_ns);
+        AtTime::new(generation.map_or(&self.nowhere, |generation| &generation.space), record.time_ns)
     }
 }
 

@@ -42,11 +42,11 @@ fn is_alone(threads: &[LivingThread], process: ProcessKey) -> bool {
 const LOOKS: usize = 3;
 
 /// Checks which generation of a process is live now. The records of its execs arrive later.
-pub struct Incarnations {
+pub struct Generations {
     iterator: OwnedFd,
 }
 
-impl Incarnations {
+impl Generations {
     /// Opens the list of all processes on the host.
     ///
     /// # Errors
