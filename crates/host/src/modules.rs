@@ -426,7 +426,7 @@ impl ModuleTable {
         self.keep_open(id, Arc::new(opened.file));
     }
 
-    /// Bytes of the deleted files that are kept open, on disk or in memory. Nobody else may hold them.
+    /// Bytes of the deleted files that are kept open, on disk or in memory. Perhaps nobody else has them open.
     #[must_use]
     pub fn deleted_bytes(&self) -> u64 {
         self.modules.values().filter_map(Module::deleted_bytes).sum()

@@ -61,7 +61,7 @@ pub enum NotHeld {
     /// Another process traces it, and decides when it goes on.
     #[error("it is traced by process {0}")]
     Traced(u32),
-    /// A seccomp filter, which may end it for the system call that it waits in. It could be read only during a stop.
+    /// A seccomp filter, which may end it for the system call that it waits in. Filters are not evaluated for that.
     #[error("it runs under a seccomp filter, which might end it for waiting at its entry point")]
     Filtered,
     /// It has ended, or its program is not mapped yet.

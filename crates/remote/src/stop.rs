@@ -111,7 +111,6 @@ impl Stop {
         }
         // Seizing a thread does not stop it, so most of it is done before the clock starts. Threads that create others
         // without end do so until they are stopped.
-        self.start_timer()?;
         let mut rounds = 0..MAX_ROUNDS;
         while rounds.next().is_some() && self.seize_new()? {
             self.take_reports()?;

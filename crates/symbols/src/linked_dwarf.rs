@@ -128,8 +128,15 @@ impl<'a> LinkedDwarf<'a> {
     }
 }
 
-/// The sections with the tree of entries.
+/// The sections with the tree of entries. `None` if they cannot be read, or if other readers might take other sections,
+/// because several have these names.
 pub fn entries(image: &dyn Image, elf: &Elf) -> Option<(DebugInfo<Bytes>, DebugAbbrev<Bytes>)> {
+    for name in [SectionId::DebugInfo, SectionId::DebugAbbrev].map(|id| id.name()) {
+        let all = elf.sections.iter().filter(|section| section.name == name).count();
+        if all != usize::from(elf.section(name).is_some()) {
+            return None;
+        }
+    }
     let load = |id: SectionId| section(image, elf, Some(id.name()));
     Some((DebugInfo::load(load).ok()?, DebugAbbrev::load(load).ok()?))
 }

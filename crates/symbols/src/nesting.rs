@@ -25,8 +25,11 @@ fn is_unit_too_deep<R: Reader<Offset = usize>>(
     abbreviations: &Abbreviations,
 ) -> Result<bool, gimli::Error> {
     let mut entries = unit.entries_raw(abbreviations, None)?;
+    // Ends of lists that nobody began lower the level, and do not keep what follows from being nested.
+    let mut lowest = 0;
     while !entries.is_empty() {
-        if entries.next_depth() > MOST_LEVELS {
+        lowest = entries.next_depth().min(lowest);
+        if entries.next_depth() - lowest > MOST_LEVELS {
             return Ok(true);
         }
         if let Some(abbreviation) = entries.read_abbreviation()? {
@@ -42,11 +45,11 @@ mod tests {
 
     use super::*;
 
-    /// A unit with a function, and this many calls inlined into each other.
-    fn nested(levels: usize) -> Vec<u8> {
+    /// A unit with a function, and this many calls inlined into each other. Before the function, this many lists end.
+    fn nested(ends: usize, levels: usize) -> Vec<u8> {
         const VERSION_4: [u8; 2] = [4, 0];
         const HEADER: [u8; 5] = [0, 0, 0, 0, 8];
-        let entries = [vec![1, 2], vec![3; levels], vec![0; levels + 2]].concat();
+        let entries = [vec![1], vec![0; ends], vec![2], vec![3; levels], vec![0; levels + 2]].concat();
         let rest = [&VERSION_4[..], &HEADER, &entries].concat();
         [&u32::try_from(rest.len()).unwrap().to_le_bytes()[..], &rest].concat()
     }
@@ -56,10 +59,17 @@ mod tests {
         // A unit, a function and an inlined call: no attributes, with children.
         let abbreviations = [1, 0x11, 1, 0, 0, 2, 0x2e, 1, 0, 0, 3, 0x1d, 1, 0, 0, 0];
         let abbreviations = DebugAbbrev::new(&abbreviations, LittleEndian);
-        for (levels, is_deep) in [(0, false), (900, false), (1100, true), (200_000, true)] {
-            let info = [nested(3), nested(levels)].concat();
+        for (ends, levels, is_deep) in [
+            (0, 0, false),
+            (0, 900, false),
+            (0, 1100, true),
+            (0, 200_000, true),
+            (5000, 900, false),
+            (5000, 1100, true),
+        ] {
+            let info = [nested(0, 3), nested(ends, levels)].concat();
             let info: DebugInfo<EndianSlice<'_, LittleEndian>> = DebugInfo::new(&info, LittleEndian);
-            assert_eq!(is_too_deep(&info, &abbreviations), is_deep, "{levels}");
+            assert_eq!(is_too_deep(&info, &abbreviations), is_deep, "{ends} {levels}");
         }
     }
 }

@@ -368,10 +368,10 @@ impl Symbolizer {
             return Contents::Symbols;
         }
         self.worked_bytes += bytes;
-        let is_readable = is_trusted || entries(image, elf).is_none_or(|(info, abbrev)| !is_too_deep(&info, &abbrev));
+        let is_readable = is_trusted || entries(image, elf).is_some_and(|(info, abbrev)| !is_too_deep(&info, &abbrev));
         if !is_readable {
             let consequence = "so lines and inlined calls are missing";
-            self.notes.insert(format!("{path}: debug information is nested too deeply, {consequence}"));
+            self.notes.insert(format!("{path}: debug information is malformed or nested too deeply, {consequence}"));
             return Contents::Symbols;
         }
         Contents::DebugInformation

@@ -125,11 +125,11 @@ impl LoadedModules {
         self.held_bytes
     }
 
-    /// Drops modules that have not been used since the last call. Rules found in them stay cached, so few are read
-    /// again.
+    /// Drops modules that have not been used since the last call, and those that could not be read. Rules found in them
+    /// stay cached, so few are read again.
     pub fn drop_unused(&mut self) {
         let since = std::mem::replace(&mut self.looked_at, self.clock);
-        self.loaded.retain(|_, loaded| loaded.used > since);
+        self.loaded.retain(|_, loaded| loaded.used > since && loaded.cfi.is_ok());
         self.held_bytes = self.loaded.values().map(|loaded| loaded.size_bytes).sum();
     }
 

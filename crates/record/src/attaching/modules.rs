@@ -424,7 +424,7 @@ impl Attaching {
         let file = match host.modules_mut().source(module) {
             Ok(ModuleSource::File(file)) => file,
             Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(Look::Nothing),
-            Err(reason @ (Unreadable::Gone | Unreadable::Replaced | Unreadable::Leased)) => {
+            Err(reason @ (Unreadable::Gone | Unreadable::Replaced)) => {
                 log::debug!("{path}: {reason}");
                 return Err(());
             }

@@ -124,6 +124,8 @@ struct State {
     sending_dropped: bool,
     /// Whether each message was logged: that batches were dropped to make space, and that one was too large.
     told: (bool, bool),
+    /// Whether it was logged that a batch cannot be read.
+    unreadable_told: bool,
 }
 
 /// A queue between the thread that makes profiles and the one that sends them.
@@ -136,7 +138,8 @@ pub struct Queue {
 impl Queue {
     fn new(store: Store) -> Self {
         let (counts, told) = Default::default();
-        let state = State { store, counts, closed: false, sending: None, sending_dropped: false, told };
+        let state =
+            State { store, counts, closed: false, sending: None, sending_dropped: false, told, unreadable_told: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -188,7 +191,6 @@ impl Queue {
     /// Waits for the oldest batch. `None` once the queue is closed, and empty or unreadable.
     pub fn next(&self) -> Option<(u64, Batch)> {
         let mut state = self.lock();
-        let mut is_told = false;
         loop {
             let (first, removed) = match &mut state.store {
                 Store::Memory { batches, .. } => (Ok(batches.front().cloned()), 0),
@@ -197,7 +199,7 @@ impl Queue {
             state.counts.dropped += removed;
             let wait = if first.is_ok() { Duration::MAX } else { READ_AGAIN_AFTER };
             let first = first.unwrap_or_else(|error| {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut state.unreadable_told, true) {
                     log::warn!("cannot read a profile in the spool: {error}; heapbpf keeps trying");
                 }
                 None

@@ -102,7 +102,8 @@ fn silent(_: &Place, _: &str) -> Said {
 
 fn heapbpf(place: &Place, options: &[&str]) -> Vec<String> {
     let mut command = vec![place.heapbpf.display().to_string()];
-    command.extend(words(&["--pid", &place.pid.to_string(), "--quiet", "--force"]));
+    // Inline hooks have a table of their own.
+    command.extend(words(&["--hook", "probe", "--pid", &place.pid.to_string(), "--quiet", "--force"]));
     command.extend(words(&["-o", &place.out(".json").display().to_string()]));
     command.extend(words(&["--stats", &place.out(".stats").display().to_string()]));
     command.extend(words(options));

@@ -149,7 +149,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: &mut Under) -> anyhow::Re
     let mut target = target(bench, workload, workload.fast)?;
     let mut recording = match under {
         Under::Heapbpf(options) => {
-            let mut all = vec!["--all", "--max-overhead", "none", "-i", "512KiB"];
+            let mut all = vec!["--hook", "probe", "--all", "--max-overhead", "none", "-i", "512KiB"];
             all.extend(*options);
             Some(record(bench, &all)?)
         }
@@ -180,7 +180,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: &mut Under) -> anyhow::Re
 /// Exact numbers of allocation calls and frees of a program, counted by heapbpf.
 fn calls(bench: &mut Bench, workload: &Workload) -> anyhow::Result<(u64, u64)> {
     let mut target = target(bench, workload, workload.fast)?;
-    let mut recording = record(bench, &["--pid", &target.pid().to_string(), "-i", "0"])?;
+    let mut recording = record(bench, &["--hook", "probe", "--pid", &target.pid().to_string(), "-i", "0"])?;
     target.go()?;
     stop(&mut recording)?;
     let text = std::fs::read_to_string(bench.results.path().join("stats.json"))?;

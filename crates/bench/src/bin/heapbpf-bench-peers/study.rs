@@ -92,7 +92,7 @@ fn recorded(bench: &Bench, workload: &Workload, interval: u64, seed: usize) -> a
     let seed = (seed + 1).to_string();
     // Every allocation is sampled, and no stack may be lost because a ring is full.
     let room = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
-    let mut arguments = vec!["--pid", &pid, "-i", &interval, "--seed", &seed];
+    let mut arguments = vec!["--hook", "probe", "--pid", &pid, "-i", &interval, "--seed", &seed];
     arguments.extend(room);
     let mut recording = record(bench, &arguments)?;
     let done = target.go()?;

@@ -32,7 +32,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// What a code object takes besides the size that it states, bytes, roughly.
 const ENTRY_BYTES: usize = 256;
 /// What a line that was looked up takes, bytes, roughly.
-const LINE_BYTES: usize = 16;
+const LINE_BYTES: isize = 16;
 /// Maximum number of remembered forks, and how many generations of parents are searched for code objects.
 const MOST_PARENTS: usize = 1 << 16;
 const GENERATIONS: usize = 4;
@@ -81,21 +81,22 @@ impl Process {
         self.codes.get(&address).is_some_and(|known| known.check == check)
     }
 
-    /// Keeps a code object, or the fact that it is unreadable. Returns the bytes that this takes.
-    fn keep(&mut self, address: u64, check: u64, function: Option<(u32, Code)>) -> usize {
-        let bytes = ENTRY_BYTES + function.as_ref().map_or(0, |(_, code)| code.held_bytes());
+    /// Keeps a code object, or the fact that it is unreadable.
+    fn keep(&mut self, address: u64, check: u64, function: Option<(u32, Code)>) {
+        self.held_bytes += ENTRY_BYTES + function.as_ref().map_or(0, |(_, code)| code.held_bytes());
         self.codes.insert(address, Known { check, function, lines: HashMap::new() });
-        self.held_bytes += bytes;
-        bytes
     }
 
-    /// Drops all code objects, unless they cannot be read again. Returns the bytes that they took.
-    fn drop_codes(&mut self) -> usize {
-        if self.gave_up {
-            return 0;
+    /// Memory that can be given back, bytes: what was dropped is read again when a stack needs it.
+    fn droppable_bytes(&self) -> usize {
+        if self.memory.is_some() { self.held_bytes } else { 0 }
+    }
+
+    /// Drops all code objects, unless they cannot be read again.
+    fn drop_codes(&mut self) {
+        if self.memory.is_some() {
+            (self.codes, self.held_bytes) = (HashMap::new(), 0);
         }
-        self.codes = HashMap::new();
-        std::mem::take(&mut self.held_bytes)
     }
 }
 
@@ -109,8 +110,6 @@ pub struct Pythons {
     processes: HashMap<ProcessKey, Process>,
     /// Parents of forked processes, by process id.
     parents: HashMap<u32, ProcessKey>,
-    /// Memory that the code objects of all processes use, bytes.
-    held_bytes: usize,
     reader: CodeReader,
     outcomes: Outcomes,
 }
@@ -125,7 +124,6 @@ impl Pythons {
             copies: HashMap::new(),
             processes: HashMap::new(),
             parents: HashMap::new(),
-            held_bytes: 0,
             reader: CodeReader::default(),
             outcomes: Outcomes::default(),
         }
@@ -237,8 +235,7 @@ impl Pythons {
             }
             all.push(frames);
         }
-        process.held_bytes += new_lines * LINE_BYTES;
-        self.held_bytes += new_lines * LINE_BYTES;
+        process.held_bytes = process.held_bytes.saturating_add_signed(new_lines * LINE_BYTES);
         // If none can be read, these are probably no frames.
         if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
     }
@@ -250,12 +247,12 @@ impl Pythons {
         layout: &Layout,
         frames: impl Iterator<Item = &'f Frame>,
     ) -> Result<(), Why> {
-        if self.held_bytes > MOST_BYTES {
-            self.held_bytes -= self.processes.values_mut().map(Process::drop_codes).sum::<usize>();
+        if self.processes.values().map(Process::droppable_bytes).sum::<usize>() > MOST_BYTES {
+            self.processes.values_mut().for_each(Process::drop_codes);
         }
         let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
         if process.held_bytes > MOST_BYTES_OF_PROCESS {
-            self.held_bytes -= process.drop_codes();
+            process.drop_codes();
         }
         let mut wanted: Vec<(u64, u64)> =
             frames.map(|it| (it.code, it.check)).filter(|(code, check)| !process.knows(*code, *check)).collect();
@@ -285,7 +282,7 @@ impl Pythons {
         for (address, check) in wanted {
             if !process.knows(address, check) {
                 log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
-                self.held_bytes += process.keep(address, check, None);
+                process.keep(address, check, None);
             }
         }
         Ok(())
@@ -325,18 +322,16 @@ impl Pythons {
     }
 
     fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) {
-        let has_room = |it: &&mut Process| !it.gave_up || it.held_bytes <= MOST_BYTES_OF_PROCESS;
+        let has_room = |it: &&mut Process| it.memory.is_some() || it.held_bytes <= MOST_BYTES_OF_PROCESS;
         if let Some(process) = self.processes.get_mut(&space).filter(has_room) {
             let number = self.names.number(&code.name, &code.file);
-            self.held_bytes += process.keep(address, check, Some((number, code)));
+            process.keep(address, check, Some((number, code)));
         }
     }
 
     /// Drops what is kept about processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
-        for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
-            self.held_bytes -= process.held_bytes;
-        }
+        self.processes.retain(|process, _| !ended.contains(process));
         self.copies.retain(|(space, _), _| !ended.contains(space));
         let pids: HashSet<u32> = ended.iter().map(|process| process.tgid).collect();
         self.parents.retain(|child, parent| !pids.contains(child) && !ended.contains(parent));
@@ -348,10 +343,11 @@ impl Pythons {
     }
 }
 
-/// The line that a frame is at; 0 if it is unknown. Counts in `new` the lines that were not in `lines`.
-fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame, new: &mut usize) -> u32 {
+/// The line that a frame is at; 0 if it is unknown. Adds to `new` by how many `lines` grew.
+fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame, new: &mut isize) -> u32 {
     let Some(offset) = frame.instruction else { return code.first_line };
     if lines.len() >= MOST_LINES {
+        *new -= lines.len().cast_signed();
         lines.clear();
     }
     *lines.entry(offset).or_insert_with(|| {
@@ -420,7 +416,7 @@ mod tests {
             }
         }
         pythons.forget(&HashSet::from(spaces));
-        assert_eq!(pythons.held_bytes, 0);
+        assert!(pythons.processes.is_empty());
     }
 
     /// More than one process may hold, and then all together.
@@ -445,11 +441,11 @@ mod tests {
             assert_eq!(read(&mut pythons, space, 2 * DEPTH), Err(Why::NoAnswer));
         }
         // There is no room for copies of further ones.
-        let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.held_bytes);
+        let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.processes[&spaces[0]].held_bytes);
         let mut answer = pythons.reader.read(&memory, &layout(), vec![wanted]).expect("a file answers");
         pythons.keep(spaces[0], wanted.0, wanted.1, answer.remove(0).expect("it is whole"));
-        assert_eq!(pythons.held_bytes, held_bytes);
+        assert_eq!(pythons.processes[&spaces[0]].held_bytes, held_bytes);
         pythons.forget(&HashSet::from(spaces));
-        assert_eq!(pythons.held_bytes, 0);
+        assert!(pythons.processes.is_empty());
     }
 }
