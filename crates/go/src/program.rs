@@ -41,7 +41,7 @@ pub(crate) struct Variables {
     pub rate: u64,
     /// `disableMemoryProfiling`, if known.
     pub disabled: Option<u64>,
-    /// Ranges of which one contains the program's `moduledata`: (address, bytes).
+    /// Ranges of memory, one of which contains the program's `moduledata`: (address, bytes).
     pub module: Vec<(u64, u64)>,
 }
 

@@ -70,6 +70,14 @@ pub fn find_own(path: &Path) -> io::Result<File> {
     std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)
 }
 
+/// Opens the file at `path` below our own root for reading, as [`open_regular`] does.
+///
+/// # Errors
+/// As for [`find_own`] and [`open_regular`].
+pub fn open_own(path: &Path) -> io::Result<File> {
+    open_regular(&find_own(path)?)
+}
+
 /// Opens what a handle refers to for reading, if it is a regular file. Opening anything else can block (a FIFO) or have
 /// side effects (a watchdog device resets the machine if it is opened and then left alone). Never waits for the holder
 /// of a lease, who has 45 s by default (fcntl(2), `F_SETLEASE`).
@@ -148,7 +156,7 @@ mod tests {
             heapbpf_testing::skipped("this file system has no leases");
             return;
         }
-        let opened = find_own(&path).and_then(|handle| open_regular(&handle));
+        let opened = open_own(&path);
         assert_eq!(opened.err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }
 }

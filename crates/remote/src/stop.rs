@@ -111,11 +111,16 @@ impl Stop {
         }
         // Seizing a thread does not stop it, so most of it is done before the clock starts. Threads that create others
         // without end do so until they are stopped.
-        let mut rounds = 0..MAX_ROUNDS;
-        while rounds.next().is_some() && self.seize_new()? {
+        for _ in 0..MAX_ROUNDS {
+            if !self.seize_new()? {
+                break;
+            }
             self.take_reports()?;
         }
-        self.start_timer()?;
+        // If the stop exceeds the limit by the grace, the kernel ends the calling process.
+        if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
+            sys::end_after(self.limit + grace).map_err(|error| Failure::Trace("setting a time limit", error))?;
+        }
         self.since.get_or_insert_with(Instant::now);
         self.wait_for_all()?;
         while !self.is_complete() && self.seize_new()? {
@@ -129,12 +134,6 @@ impl Stop {
             return Err(Failure::Busy(Busy::Changed));
         }
         Ok(())
-    }
-
-    /// Has the kernel end the calling process if the next part of the stop exceeds the limit by the grace.
-    fn start_timer(&self) -> Result<(), Failure> {
-        let started = self.grace.map_or(Ok(()), |grace| sys::end_after(self.limit + grace));
-        started.map_err(|error| Failure::Trace("setting a time limit", error))
     }
 
     /// Whether a thread is in a call that a stop may end early.

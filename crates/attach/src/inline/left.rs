@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 
-use heapbpf_host::in_root::{find_own, open_regular};
+use heapbpf_host::in_root::open_own;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, TEXT_BYTES};
 use heapbpf_inline::read;
@@ -25,11 +24,7 @@ pub enum Left {
 
 /// Opens the file that is mapped at exactly these addresses.
 pub(super) fn open_mapped(pid: u32, range: &Range<u64>) -> io::Result<File> {
-    open_path(&format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end))
-}
-
-fn open_path(path: &str) -> io::Result<File> {
-    open_regular(&find_own(Path::new(path))?)
+    open_own(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end).as_ref())
 }
 
 /// A claim on something abandoned, held by whoever is removing it. Until it is dropped, nothing starts to use it;
@@ -50,7 +45,7 @@ pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
     // If the text is missing, the mapping was interrupted early, and no jump leads to the blob.
     let Some(text) = &found.text else {
         let open = left_open(pid).filter(|(_, link)| blob_range(link).as_ref() == Some(&found.range));
-        let files = open.filter_map(|(fd, _)| open_path(&format!("/proc/{pid}/fd/{fd}")).ok());
+        let files = open.filter_map(|(fd, _)| open_own(format!("/proc/{pid}/fd/{fd}").as_ref()).ok());
         return files.map(lock).collect::<Result<_, _>>().map(Claim);
     };
     let file = open_mapped(pid, text).map_err(|_| Left::Foreign(ForeignBlob::Truncated)).and_then(lock)?;

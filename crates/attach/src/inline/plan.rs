@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
 
 use heapbpf_elf::Elf;
-use heapbpf_host::in_root::{find_own, open_regular};
+use heapbpf_host::in_root::open_own;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
 use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
 use heapbpf_probes::InlineSlot;
@@ -183,7 +182,7 @@ pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> V
         .filter(|mapping| !is_own(mapping) && seen.insert((mapping.device.as_str(), mapping.inode)));
     let open = |mapping: &Mapping| {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
-        open_regular(&find_own(Path::new(&path)).ok()?).ok()
+        open_own(path.as_ref()).ok()
     };
     others.map(open).collect()
 }

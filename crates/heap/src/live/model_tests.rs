@@ -225,7 +225,7 @@ impl Pair {
         assert_eq!(sorted(&self.heap.take_untracked_blocks()), std::mem::take(&mut model.ignored));
     }
 
-    /// The key by which rows are compared. If rows are merged, all rows of a process and interval share one.
+    /// The comparison key of a row. If rows are merged, all rows of a process and interval share one.
     fn group(&self, (process, interval, stack): Key) -> Key {
         (process, interval, if self.limited { 0 } else { stack })
     }
