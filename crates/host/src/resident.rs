@@ -127,6 +127,7 @@ struct Mapping {
 /// Reads the mappings and how much of each is resident. Malformed lines are skipped.
 fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
     let mut mappings: Vec<Mapping> = Vec::new();
+    let mut own: Option<Range<u64>> = None;
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -136,7 +137,12 @@ fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
         let line = String::from_utf8_lossy(&line);
         if line.starts_with(|first: char| first.is_ascii_uppercase()) {
             mappings.iter_mut().next_back().and_then(|mapping| mapping.note(&line));
-        } else if let Some(mapping) = mapping_of(&line) {
+        } else if let Some((mut mapping, name)) = mapping_of(&line) {
+            own = heapbpf_remote::blob_range(name).or(own);
+            // The data of inline hooks has no name.
+            if own.as_ref().is_some_and(|own| own.start <= mapping.start && mapping.end <= own.end) {
+                mapping.kind = Kind::Own;
+            }
             mappings.push(mapping);
         }
     }
@@ -168,15 +174,15 @@ fn kib(text: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// Parses `start-end perms offset device inode path`.
-fn mapping_of(line: &str) -> Option<Mapping> {
+/// Parses `start-end perms offset device inode path`, and returns the path as well.
+fn mapping_of(line: &str) -> Option<(Mapping, &str)> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
     let permissions = fields.next().filter(|text| text.len() == 4)?;
     let inode = fields.nth(2)?;
     let name = fields.next().unwrap_or_default().trim();
-    Some(Mapping {
+    let mapping = Mapping {
         start: start?,
         end: end?,
         kind: kind(permissions.as_bytes(), inode != "0", name),
@@ -184,7 +190,8 @@ fn mapping_of(line: &str) -> Option<Mapping> {
         pss_bytes: 0,
         swapped_bytes: 0,
         hugetlb_bytes: 0,
-    })
+    };
+    Some((mapping, name))
 }
 
 fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
@@ -330,8 +337,12 @@ Rss:                  40 kB
 Rss:                  12 kB
 7f0010600000-7f0010700000 rw-s 00000000 00:01 7                          /dev/zero (deleted)
 Rss:                  60 kB
-7f0010610000-7f0010616000 r-xp 00000000 00:01 8                          /memfd:heapbpf-inline-7f0010610000-6000 (deleted)
+7f0010610000-7f0010616000 r-xp 00000000 00:01 8                          /memfd:heapbpf-inline-7f0010610000-10000 (deleted)
 Rss:                  24 kB
+7f0010616000-7f001061f000 rw-p 00000000 00:00 0 
+Rss:                  32 kB
+7f0010620000-7f0010630000 rw-p 00000000 00:00 0 
+Rss:                   4 kB
 7f0010700000-7f0010800000 rw-p 00000000 00:00 0                          [anon: glibc: malloc]
 Rss:                   4 kB
 Swap:                  3 kB
@@ -354,8 +365,8 @@ Rss:                   4 kB
             stacks_bytes: kib(16 + 20),
             shared_bytes: kib(60),
             jit_code_bytes: kib(12),
-            own_bytes: kib(24),
-            other_bytes: kib(40 + 4),
+            own_bytes: kib(24 + 32),
+            other_bytes: kib(40 + 4 + 4),
             pss_bytes: Some(kib(1)),
             swapped_bytes: kib(3),
             hugetlb_bytes: kib(2048),

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_heap::ages::Ages;
@@ -55,6 +56,9 @@ pub struct Snapshot {
     pub rows: Vec<SnapshotRow>,
     /// Processes whose memory is to be measured.
     pub measured: Vec<Measured>,
+    /// Set for the last profile: the channel closes when the hooks have been removed. Memory is measured after that, so
+    /// that it does not include their data.
+    pub unhooked: Option<Receiver<()>>,
     /// Set for a client that asks several times a second.
     pub often: Option<Often>,
     /// What symbolization needs to know about new stacks.

@@ -205,6 +205,9 @@ const MOST_UNNAMED: usize = 4096;
 /// so does using the pages again.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
+/// Longest time for which measuring memory waits until the hooks of the last profile's processes have been removed.
+const LONGEST_UNHOOKING: Duration = Duration::from_secs(2);
+
 struct Worker {
     template: Profile,
     adjustments: Adjustments,
@@ -430,6 +433,10 @@ impl Worker {
         if is_measured {
             let measured = std::mem::take(&mut snapshot.measured);
             in_memory::add(&measured, &mut snapshot.rows, processes);
+            if let Some(unhooked) = &snapshot.unhooked {
+                // Nothing is ever sent.
+                let _ = unhooked.recv_timeout(LONGEST_UNHOOKING);
+            }
             self.memory.measure(measured, processes, idle, is_often || snapshot.detail == Detail::Totals);
             self.memory.give_last(&snapshot.keys, processes);
         }

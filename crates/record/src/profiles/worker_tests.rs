@@ -12,6 +12,7 @@ use heapbpf_unwind::image::Image;
 use heapbpf_unwind::raw::{RawFrame, RawStack};
 
 use super::*;
+use crate::attaching::arenas::AtAttach;
 use crate::profiles::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 
 fn worker() -> Worker {
@@ -54,6 +55,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
     Snapshot {
         measured: Vec::new(),
         idle: Vec::new(),
+        unhooked: None,
         often: None,
         detail,
         marks: Vec::new(),
@@ -508,4 +510,29 @@ fn one_cleanup_waits_while_names_are_found() {
     assert!(!handle.is_behind(), "profiles do not wait for it");
     drop(to_name.recv().expect("the first one"));
     assert!(handle.tidy(Vec::new));
+}
+
+/// The last profile waits for the removal of hooks before it measures memory, so it finds what was mapped until then.
+#[test]
+fn memory_of_the_last_profile_is_measured_after_the_hooks_were_removed() {
+    const BYTES: u64 = 64 << 20;
+    let pid = std::process::id();
+    let start_ns = heapbpf_host::process::Stat::read(pid).expect("our own state").start_ns;
+    let key = ProcessKey { start_ns, tgid: pid, exec_id: 0 };
+    let before = heapbpf_host::resident::rough(pid).expect("our own memory").total_bytes();
+    let (hooked, unhooked) = channel();
+    let measured = Measured { process: 0, key, blocks: Vec::new(), share: 1.0, at_attach: AtAttach::default() };
+    let last = move || {
+        let last = snapshot(Detail::Lifetimes, vec![process(pid, false)], Vec::new());
+        let made = worker().make(Snapshot { unhooked: Some(unhooked), measured: vec![measured], ..last });
+        made.profile.processes[0].resident.expect("measured").total_bytes()
+    };
+    let (resident, kept) = std::thread::scope(|scope| {
+        let made = scope.spawn(last);
+        let kept = vec![1_u8; BYTES as usize];
+        drop(hooked);
+        (made.join().expect("made"), kept)
+    });
+    assert!(resident >= before + BYTES / 2, "{resident} bytes, {before} before");
+    drop(kept);
 }

@@ -10,6 +10,7 @@ use super::moment::Cut;
 use super::snapshots::Wanted;
 use super::state::Session;
 use crate::outputs::status_line::Finishing;
+use crate::profiles::snapshot::Snapshot;
 use crate::profiles::worker::Made;
 
 /// Time between two progress reports of symbolization.
@@ -31,6 +32,7 @@ impl Session {
         self.attaching.tell_refusals();
         self.attaching.finish_examining(&mut self.host);
         self.attaching.programs.lifecycle.await_skipped_ends();
+        let (hooked, unhooked) = channel();
         let (cut, mut made) = self.with_last_cut(|session, cut| {
             if let Some(ends_ns) = session.schedule.ends_ns {
                 log::debug!(
@@ -38,26 +40,27 @@ impl Session {
                     cut.time_ns.saturating_sub(ends_ns) / 1_000
                 );
             }
-            (cut.clone(), session.make_last(cut, begun))
+            (cut.clone(), session.make_last(cut, begun, Some(unhooked)))
         });
         self.schedule.last_moments_are_over();
         tell(Finishing::RemovingProbes);
         self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
         self.attaching.hooks.release_all();
         self.attaching.detours.release_all();
+        drop(hooked);
         for attempt in 1.. {
             match self.last_made(&made, &mut tell) {
                 Some(made) => return Ok(made),
-                None if attempt < ATTEMPTS => made = self.make_last(&cut, begun),
+                None if attempt < ATTEMPTS => made = self.make_last(&cut, begun, None),
                 None => break,
             }
         }
         bail!("the last profile could not be made because of the error inside heapbpf reported above")
     }
 
-    /// Requests the profile of the last cut.
-    fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
-        let snapshot = self.snapshot_of(cut, Wanted::lifetimes(), true, begun);
+    /// Requests the profile of the last cut. `unhooked`: closes when the hooks have been removed.
+    fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<Made> {
+        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, Wanted::lifetimes(), true, begun) };
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made

@@ -122,8 +122,7 @@ impl Session {
         notes.extend(self.unmatched());
         notes.extend(self.cpu_remark());
         notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
-        notes.extend(accounting::early_objects(&processes));
-        notes.extend(accounting::announcements(&processes));
+        notes.extend(accounting::early_objects(&processes).into_iter().chain(accounting::announcements(&processes)));
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
         notes.extend((self.plan.sampling.live && processes.iter().any(is_hidden)).then(|| HIDDEN_IN_USE.to_owned()));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
@@ -146,6 +145,7 @@ impl Session {
             idle,
             rows,
             measured,
+            unhooked: None,
             often: None,
             facts,
             go,
