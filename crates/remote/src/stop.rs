@@ -329,8 +329,12 @@ impl Stop {
         if !self.memory.is_there() {
             self.threads.clear();
         }
-        for thread in self.threads.iter_mut().rev() {
-            if matches!(thread.state, State::Stopped) {
+        // While the first thread is traced, the others stay so (see `seize_new`): they only go on.
+        let is_first_late = !self.has_job_control && self.is_first_late();
+        for thread in self.threads.iter_mut().rev().filter(|thread| matches!(thread.state, State::Stopped)) {
+            if is_first_late {
+                let _ = sys::cont(thread.tid, 0);
+            } else {
                 thread.state = State::Gone;
                 let _ = sys::detach(thread.tid, 0);
             }
@@ -341,23 +345,37 @@ impl Stop {
         stopped
     }
 
+    fn is_first_late(&self) -> bool {
+        self.threads.iter().any(|thread| thread.tid == self.pid && matches!(thread.state, State::Running))
+    }
+
     /// Releases threads that did not stop in time as soon as they do stop, because the system call they were in may
-    /// need repair. Threads that take too long are released when the calling thread ends.
-    fn see_off_late_ones(&self) {
+    /// need repair. Before the first thread is released, the others go on; then they are stopped once more, because a
+    /// signal may be about to end their calls. Threads that take too long are released when the calling thread ends.
+    fn see_off_late_ones(&mut self) {
         let (start, deadline) = (Instant::now(), self.last_deadline());
-        let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
-        while late > 0 && Instant::now() < deadline {
-            match sys::look(-1) {
-                Ok(Some((tid, report))) => {
-                    late -= 1;
-                    let signal = if let Report::Signal(signal) = report { signal } else { 0 };
-                    if matches!(report, Report::Interrupted | Report::Signal(_)) {
-                        repaired(tid);
-                    }
-                    let _ = sys::detach(tid, signal);
+        while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) && Instant::now() < deadline {
+            let (tid, report) = match sys::look(-1) {
+                Ok(Some(found)) => found,
+                Ok(None) => {
+                    sys::pause(start);
+                    continue;
                 }
-                Ok(None) => sys::pause(start),
                 Err(_) => break,
+            };
+            let signal = if let Report::Signal(signal) = report { signal } else { 0 };
+            if matches!(report, Report::Interrupted | Report::Signal(_)) {
+                repaired(tid);
+            }
+            let goes_on = tid != self.pid && report != Report::JobControl && self.is_first_late();
+            let _ = if goes_on { sys::cont(tid, signal) } else { sys::detach(tid, signal) };
+            if let Some(place) = self.known.get(&tid).copied().flatten() {
+                self.threads[place].state = if goes_on { State::Stopped } else { State::Gone };
+            }
+            if tid == self.pid {
+                for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Stopped)) {
+                    thread.state = if sys::interrupt(thread.tid).is_ok() { State::Running } else { State::Gone };
+                }
             }
         }
     }

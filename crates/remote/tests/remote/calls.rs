@@ -1,6 +1,6 @@
 //! System calls in progress behave as if we had not stopped the process.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use heapbpf_remote::{STOP_LIMIT, Target};
@@ -107,6 +107,48 @@ pub fn ignored_signals_end_no_call() {
     });
     program::tell_vain();
     eprintln!("{}", program.finish().trim());
+}
+
+/// Ignored signals to a process wake any of its threads while the first one is traced, so all are traced for as long. A
+/// first thread that gets no processor stays traced when the stop has been given up.
+#[test]
+pub fn all_threads_are_traced_as_long_as_the_first_one() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("blocking", &[]);
+    let (pid, first) = (program.pid(), program.pid().cast_signed());
+    let is_traced = |tid: i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).expect("it runs");
+        !status.contains("TracerPid:\t0\n")
+    };
+    let is_io_worker = |tid: &i32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+        name.starts_with("iou-")
+    };
+    let others = || program.threads().into_iter().filter(|tid| *tid != first && !is_io_worker(tid));
+    let (is_over, late) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| program::starve(first, &is_over));
+        let watch = scope.spawn(|| {
+            let mut alone = 0;
+            while !is_over.load(Relaxed) && alone < 2 {
+                let were_traced = is_traced(first) && others().map(is_traced).fold(true, |all, it| all & it);
+                // One look may fall between two stops.
+                let is_first_traced = is_traced(first);
+                alone = if is_first_traced && !were_traced { alone + 1 } else { 0 };
+                late.fetch_add(usize::from(is_first_traced), Relaxed);
+            }
+            is_over.store(true, Relaxed);
+            alone
+        });
+        let in_vain = || Target::look(pid).is_ok_and(|target| target.write_words(&[], STOP_LIMIT).is_err());
+        let attempts = (0..40).take_while(|_| !is_over.load(Relaxed)).filter(|_| in_vain()).count();
+        is_over.store(true, Relaxed);
+        assert!(watch.join().expect("it watches") < 2, "only the first thread is traced");
+        assert!(attempts > 3 && late.load(Relaxed) > 20, "{attempts} attempts in vain, looked at {late:?} times");
+    });
 }
 
 /// In every mode in which a filter lets the process live: it refuses calls, logs them, or leaves them to a tracer.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use heapbpf_remote::{
     Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target, reserved_bytes,
@@ -330,6 +330,24 @@ pub fn tell_vain() {
     let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
     eprintln!("in vain: {} came too late to stop, {} to do everything", count(Busy::Slow), count(Busy::Late));
     tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
+}
+
+/// Makes a thread wait for a processor three quarters of the time, until told that it is over.
+pub fn starve(tid: i32, is_over: &AtomicBool) {
+    // SAFETY: the kernel reads the structs, for which all zeros are valid: no processor, and priority 0.
+    unsafe {
+        let (mut first, none): (libc::cpu_set_t, libc::sched_param) = std::mem::zeroed();
+        libc::CPU_SET(0, &mut first);
+        for it in [0, tid] {
+            assert_eq!(libc::sched_setaffinity(it, size_of_val(&first), &raw const first), 0, "there is a processor 0");
+        }
+        assert_eq!(libc::sched_setscheduler(tid, libc::SCHED_IDLE, &raw const none), 0, "it runs");
+    }
+    while !is_over.load(Relaxed) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(60) {}
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Reports median, 99th percentile and maximum.
