@@ -16,7 +16,7 @@ use crate::shell::{read, run as run_command, say};
 /// One-line description of [`run`].
 pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
 /// One-line description of [`programs`].
-pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts, into docs/overhead.md ([--rounds N] [--workloads NAMES] [--object FILE] [--print])";
+pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES] [--object FILE])";
 
 /// Builds everything and runs the comparison as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
 //! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/alone/long/kernels.rs` on other kernels, in an emulator,
-//! and compares their results with the tables of docs/kernels.md.
+//! and compares their results with the tables of docs/kernels.md and instructions.md.
 
 mod archive;
 mod image;
@@ -34,7 +34,7 @@ pub struct Selection {
     /// Skip a kernel that cannot be fetched, or all if the emulator cannot be installed, and say so, instead of failing
     #[arg(long)]
     skip_unavailable: bool,
-    /// Write what was found into docs/kernels.md, instead of comparing
+    /// Write what was found into the tables, instead of comparing
     #[arg(long)]
     record: bool,
 }
@@ -47,6 +47,9 @@ const NEEDED: [(&str, &str); 4] = [
     ("xz-utils", "unpacks kernel packages"),
 ];
 
+/// The files with the tables: for users, and for these runs alone.
+const FILES: [&str; 2] = ["docs/kernels.md", "xtask/src/vm/instructions.md"];
+
 /// Time limit of a kernel's cases, in seconds. Nothing takes that long; it ends an emulator that hangs.
 const SECONDS: &str = "5400";
 
@@ -55,9 +58,8 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     if std::env::consts::ARCH != "x86_64" {
         bail!("the emulated machine is an x86-64 one, and so are its programs: run this on x86-64");
     }
-    let document = context.root.join("docs/kernels.md");
     let kernels = if selection.kernels.is_empty() {
-        table::versions(&fs::read_to_string(&document).context("cannot read docs/kernels.md")?)
+        table::versions(&read_tables(context)?.concat())
     } else {
         selection.kernels.clone()
     };
@@ -99,18 +101,26 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
         if selection.case.is_some() {
             continue;
         }
-        let text = fs::read_to_string(&document).context("cannot read docs/kernels.md")?;
+        let texts = read_tables(context)?;
         if selection.record {
-            let text = table::with(&text, version, &kernel.package, &findings);
-            fs::write(&document, text).context("cannot write docs/kernels.md")?;
+            for (file, text) in FILES.iter().zip(&texts) {
+                let text = table::with(text, version, &kernel.package, &findings);
+                fs::write(context.root.join(file), text).with_context(|| format!("cannot write {file}"))?;
+            }
         } else {
-            wrong.extend(table::differences(&text, version, &findings));
+            wrong.extend(table::differences(&texts.concat(), version, &findings));
         }
     }
     for line in &wrong {
         say!("{line}");
     }
     Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the texts of the files with the tables.
+fn read_tables(context: &Context) -> anyhow::Result<Vec<String>> {
+    let read = |file: &&str| fs::read_to_string(context.root.join(file)).with_context(|| format!("cannot read {file}"));
+    FILES.iter().map(read).collect()
 }
 
 /// Boots a kernel with these files. Returns what the machine wrote to its serial console, which is in `log`.

@@ -1,4 +1,4 @@
-//! The results of a kernel's cases, and the tables of docs/kernels.md.
+//! The results of a kernel's cases, and the tables that they are compared with.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ pub fn differences(text: &str, version: &str, findings: &Findings) -> Vec<String
     let mut wrong = Vec::new();
     for (title, found) in TABLES.iter().zip(&findings.columns) {
         let Some(documented) = column(text, title, version) else {
-            wrong.push(format!("docs/kernels.md: the table of {title} has no column for {version}"));
+            wrong.push(format!("the table of {title} has no column for {version}"));
             continue;
         };
         let names: std::collections::BTreeSet<&String> = documented.keys().chain(found.keys()).collect();
@@ -85,11 +85,7 @@ pub fn differences(text: &str, version: &str, findings: &Findings) -> Vec<String
             let (says, is) = (documented.get(name), found.get(name));
             if !agrees(says, is) {
                 let shown = |value: Option<&String>| value.map_or("nothing", String::as_str).to_owned();
-                wrong.push(format!(
-                    "Linux {version}: {name}: docs/kernels.md says {}, found {}",
-                    shown(says),
-                    shown(is)
-                ));
+                wrong.push(format!("Linux {version}: {name}: the table says {}, found {}", shown(says), shown(is)));
             }
         }
     }
@@ -185,8 +181,8 @@ mod tests {
         assert_eq!(
             differences(DOCUMENT, "6.1", &findings("no", 1101)),
             [
-                "Linux 6.1: fork: docs/kernels.md says exact, found no",
-                "Linux 6.1: perf: free_entry: docs/kernels.md says 1000, found 1101"
+                "Linux 6.1: fork: the table says exact, found no",
+                "Linux 6.1: perf: free_entry: the table says 1000, found 1101"
             ]
         );
         assert_eq!(differences(DOCUMENT, "6.1", &Findings::of("kernel: exec: exact\n")).len(), 3);

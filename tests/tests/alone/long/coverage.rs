@@ -1,5 +1,5 @@
 //! How often the confidence intervals of real recordings contain the truth: a benchmark (`cargo xtask bench
-//! real-coverage`) for a table in docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the
+//! real-coverage`) for figures in docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the
 //! daemon.
 
 use std::fmt::Write as _;

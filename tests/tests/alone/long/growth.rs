@@ -1,5 +1,5 @@
 //! How often `heapbpf diff` reports growth in real programs where there is none, and how large a leak must be to be
-//! found. A benchmark (`cargo xtask bench growth`) for tables in docs/sampling.md.
+//! found. A benchmark (`cargo xtask bench growth`) for figures in docs/sampling.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

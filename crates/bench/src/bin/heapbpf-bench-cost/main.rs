@@ -55,7 +55,7 @@ pub struct Options {
     /// Another `heapbpf` to measure beside it with --samples; may be repeated
     #[arg(long)]
     also: Vec<PathBuf>,
-    /// Document to write the tables of --scaling into
+    /// Document to write the table of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,
     /// Folder to write its charts into

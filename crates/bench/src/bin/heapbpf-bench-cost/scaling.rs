@@ -27,14 +27,14 @@ struct Figure {
     to_baseline: [f64; 3],
 }
 
-/// A table and the file of its chart.
+/// The figures of one condition that grows, and the file of its chart.
 struct Study {
     what: &'static str,
     file: &'static str,
     figures: Vec<Figure>,
 }
 
-/// Measures and prints, and writes the tables and charts if the options say where.
+/// Measures and prints, and writes a table of medians and the charts if the options say where.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
     let bench = Bench { options, object, library };
     let studies = [
@@ -65,20 +65,22 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
             Bench::interval,
         )?,
     ];
-    let mut text = format!(
-        "{}. Medians of {} rounds, quartiles in brackets; the baseline was measured just before and after each.\n",
+    let conditions = format!(
+        "{}. Medians of {} rounds; the baseline was measured just before and after each.\n",
         super::surroundings(),
         bench.rounds()
     );
+    println!("{conditions}");
+    let mut text = conditions;
+    text += "\n| what grows | a malloc/free pair, as a multiple of the baseline | |\n|---|---|---|\n";
     for study in &studies {
-        text += &study.markdown();
+        println!("{}", study.markdown());
+        text += &study.row();
         if let Some(folder) = &options.charts {
             std::fs::create_dir_all(folder)?;
             std::fs::write(folder.join(study.file), study.chart())?;
-            text += &format!("\n![{}](charts/{})\n", study.what, study.file);
         }
     }
-    println!("{text}");
     match &options.document {
         Some(path) => heapbpf_bench::document::replace_in(path, "scaling", &text),
         None => Ok(()),
@@ -86,12 +88,20 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
 }
 
 impl Study {
+    /// Everything that was measured, for the terminal.
     fn markdown(&self) -> String {
-        let mut text = format!("\n| {} | ns per pair | of the baseline |\n|---|---|---|\n", self.what);
+        let mut text = format!("| {} | ns per pair | of the baseline [quartiles] |\n|---|---|---|\n", self.what);
         for Figure { place, ns, to_baseline: [low, middle, high] } in &self.figures {
             text += &format!("| {place} | {ns:.0} | {middle:.3} [{low:.3}, {high:.3}] |\n");
         }
         text
+    }
+
+    /// A row of the document's table: the medians, and a link to the chart.
+    fn row(&self) -> String {
+        let median = |figure: &Figure| format!("{}: {:.3}", figure.place, figure.to_baseline[1]);
+        let medians: Vec<String> = self.figures.iter().map(median).collect();
+        format!("| {} | {} | [chart](charts/{}) |\n", self.what, medians.join(" · "), self.file)
     }
 
     fn chart(&self) -> String {

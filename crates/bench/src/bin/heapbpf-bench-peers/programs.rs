@@ -26,7 +26,7 @@ struct BaselineCosts {
     free: f64,
 }
 
-/// Measures, and prints the table or writes it.
+/// Measures, and prints the table.
 pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let mut text = super::machine(options.rounds);
     let baseline = baseline_costs(bench, options.rounds)?;
@@ -82,11 +82,10 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
         );
         eprintln!("{} done", workload.name);
     }
-    if !options.only.is_empty() {
-        return Ok(());
+    if options.only.is_empty() {
+        println!("{text}");
     }
-    println!("{text}");
-    super::write(options, "programs", &text)
+    Ok(())
 }
 
 /// The profiler, if any, that a program runs under.
