@@ -12,8 +12,8 @@ public class JavaTruth {
     /** What is in use at the end. */
     static final List<Object> kept = new ArrayList<>();
 
-    /** Sizes are large, so that every call is sampled by small intervals, and tell the paths apart. */
-    static final int DIRECT = 300_001, RECURSIVE = 310_003, LAMBDA = 320_009, THREAD = 330_017;
+    /** Sizes are large enough that every call is sampled at an interval of 1 KiB, and tell the paths apart. */
+    static final int DIRECT = 30_001, RECURSIVE = 31_003, LAMBDA = 32_009, THREAD = 33_017;
 
     static int direct(int size) {
         ByteBuffer buffer = ByteBuffer.allocateDirect(size);

@@ -1,5 +1,6 @@
-// PLUGIN: eight threads that check all they have in memory, under a signal each millisecond, with forks, exceptions and a
-// library that is loaded and unloaded. Prints READY and its pid, and the number of operations after a line on its input.
+// PLUGIN [PAUSE]: eight threads that check all they have in memory, under a signal each millisecond, with forks, exceptions and
+// a library that is loaded and unloaded. Each pauses for PAUSE microseconds (500) after each 64 operations. Prints READY and its
+// pid, and the number of operations after a line on its input.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -106,6 +107,7 @@ static void fork_and_wait(uint64_t &random) {
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 17) fail("a child came to harm");
 }
 static const char *plugin;
+static useconds_t pause_us = 500;
 static void *work(void *number) {
   uint64_t me = (uint64_t)number, random = me * 977;
   for (uint64_t i = 1; !stop; i++) {
@@ -128,13 +130,14 @@ static void *work(void *number) {
     }
     operations.fetch_add(1, std::memory_order_relaxed);
     // Others need the processors, too.
-    if (i % 64 == 0) usleep(500);
+    if (i % 64 == 0) usleep(pause_us);
   }
   return nullptr;
 }
 static void on_alarm(int) { handled.fetch_add(1, std::memory_order_relaxed); }
 int main(int argc, char **argv) {
   plugin = argc > 1 ? argv[1] : "";
+  if (argc > 2) pause_us = (useconds_t)atoi(argv[2]);
   struct sigaction action = {};
   action.sa_handler = on_alarm, action.sa_flags = SA_RESTART;
   sigaction(SIGALRM, &action, nullptr);

@@ -209,11 +209,13 @@ pub fn new_orphaned_links(before: &BTreeSet<u32>) -> BTreeSet<u32> {
 
 fn that_stay(mut left: BTreeSet<u32>, there: fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     for _ in 0..100 {
-        left = left.intersection(&there()).copied().collect();
         if left.is_empty() {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        left = left.intersection(&there()).copied().collect();
+        if !left.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
     }
     left
 }

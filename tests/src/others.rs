@@ -3,11 +3,15 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::environment::tool_or_install;
-use crate::target::{until, wait};
+use crate::target::until;
+
+/// Time after which a tool is asked again to end.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Another tool that runs at the same time. Killed when dropped.
 pub struct Beside(pub Child);
@@ -21,14 +25,25 @@ impl Beside {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
     }
 
-    /// Ends the tool as Ctrl-C would.
+    /// Ends the tool as Ctrl-C would, and asks again until it has ended: bpftrace 0.17 heeds a signal only if it comes
+    /// while bpftrace waits for events, which on a busy machine is not all the time.
     ///
     /// # Panics
     /// If it does not end.
     pub fn stop(mut self, what: &str) {
-        // SAFETY: `kill` takes plain integers; the child has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGINT) }, 0, "{what} runs");
-        wait(&mut self.0, what);
+        let mut signal = libc::SIGINT;
+        let mut asked: Option<Instant> = None;
+        until(&format!("the end of {what}"), || {
+            let has_ended = self.0.try_wait().expect("our own child").is_some();
+            if !has_ended && asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN) {
+                // SAFETY: `kill` takes plain integers; the child has not been waited for.
+                assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0, "{what} is ours");
+                asked = Some(Instant::now());
+                // While bpftrace prints its counts, SIGINT would end it, and SIGTERM does not.
+                signal = libc::SIGTERM;
+            }
+            has_ended
+        });
     }
 }
 

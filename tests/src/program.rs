@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 
 use crate::environment::{programs_folder, target_folder, tool};
@@ -45,14 +45,45 @@ pub fn program_without_libc(name: &str) -> PathBuf {
     build(name, name, &["-static", "-nostdlib", "-fno-stack-protector"])
 }
 
-/// Builds `tests/programs/<name>.rs` into a directory, with a compiler option (`-C`). Returns `None` if there is no
-/// working Rust compiler.
-pub fn rust_program(name: &str, option: &str, folder: &Path) -> Option<PathBuf> {
+/// Builds `tests/programs/<name>.rs` with a compiler option (`-C`). Returns `None` if no Rust compiler works.
+///
+/// # Panics
+/// If there is no such source.
+pub fn rust_program(name: &str, option: &str) -> Option<PathBuf> {
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let compiler = tool("rustc")?;
+    let source = programs_folder().join(name).with_extension("rs");
+    let shared = programs_folder().join("rounds.rs");
+    let folder = folder_for(&(read(&source), read(&shared), &compiler, option));
     let built = folder.join(name);
-    let mut command = Command::new(tool("rustc")?);
-    command.args(["--edition", "2024", "-C", option, "-C", "panic=abort", "-o"]).arg(&built);
-    let compiled = command.arg(programs_folder().join(name).with_extension("rs")).status();
-    compiled.is_ok_and(|status| status.success()).then_some(built)
+    if !built.exists() {
+        make_folder(&folder);
+        let unfinished = built.with_extension(std::process::id().to_string());
+        let mut command = Command::new(compiler);
+        command.args(["--edition", "2024", "-C", option, "-C", "panic=abort", "-o"]).arg(&unfinished).arg(&source);
+        command.status().ok().filter(ExitStatus::success)?;
+        std::fs::rename(&unfinished, &built).expect("same folder");
+    }
+    Some(built)
+}
+
+/// Compiles a Java program. Returns the directory of its classes.
+///
+/// # Panics
+/// If there is no such source or it does not compile.
+pub fn java_program(name: &str, compiler: &Path) -> PathBuf {
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let source = programs_folder().join(name).with_extension("java");
+    let built = folder_for(&(read(&source), compiler));
+    if !built.exists() {
+        let unfinished = built.with_extension(std::process::id().to_string());
+        make_folder(&unfinished);
+        let result = Command::new(compiler).arg("-g").arg("-d").arg(&unfinished).arg(&source).output();
+        let result = result.expect("javac runs");
+        assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
+        std::fs::rename(&unfinished, &built).expect("same folder");
+    }
+    built
 }
 
 /// Builds a Go program with extra flags, under another name. Returns `None` if there is no Go.
@@ -63,9 +94,7 @@ pub fn go_program(name: &str, output: &str, flags: &[&str]) -> Option<PathBuf> {
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let go = tool("go")?;
     let source = programs_folder().join(name).with_extension("go");
-    let mut hasher = DefaultHasher::new();
-    (read(&source), flags, output).hash(&mut hasher);
-    let built = target_folder().join("test-programs").join(format!("{:016x}", hasher.finish())).join(output);
+    let built = folder_for(&(read(&source), flags, output)).join(output);
     if !built.exists() {
         let unfinished = built.with_extension(std::process::id().to_string());
         let mut command = Command::new(go);
@@ -110,21 +139,13 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     let source = source.unwrap_or_else(|| panic!("no program {name} in {}", folder.display()));
     let compiler = if source.extension().is_some_and(|e| e == "cc") { "c++" } else { "cc" };
 
-    let mut hasher = DefaultHasher::new();
-    let text = read(&source);
-    (&text, read(&folder.join("truth.h")), FLAGS, flags, output).hash(&mut hasher);
-    let announcing = "otel_memory.h";
-    if text.windows(announcing.len()).any(|window| window == announcing.as_bytes()) {
-        read(&folder.join(announcing)).hash(&mut hasher);
-    }
-    let built = target_folder().join("test-programs").join(format!("{:016x}", hasher.finish())).join(output);
+    let headers = ["truth.h", "otel_memory.h"].map(|header| read(&folder.join(header)));
+    let parent = folder_for(&(read(&source), headers, FLAGS, flags, output));
+    let built = parent.join(output);
     if built.exists() {
         return built;
     }
-    let parent = built.parent().expect("has a folder");
-    std::fs::create_dir_all(parent).expect("the target folder is ours");
-    belongs_like(parent, &target_folder());
-    belongs_like(parent.parent().expect("has a folder"), &target_folder());
+    make_folder(&parent);
     let unfinished = parent.join(format!("{output}.{}", std::process::id()));
     // Flags come after the source, because the linker searches libraries in order.
     let result = Command::new(compiler).args(FLAGS).arg("-o").arg(&unfinished).arg(&source).args(flags).output();
@@ -133,6 +154,19 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     belongs_like(&unfinished, &target_folder());
     std::fs::rename(&unfinished, &built).expect("same folder");
     built
+}
+
+/// The directory for what is built of these parts.
+fn folder_for(parts: &impl Hash) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    parts.hash(&mut hasher);
+    target_folder().join("test-programs").join(format!("{:016x}", hasher.finish()))
+}
+
+fn make_folder(folder: &Path) {
+    std::fs::create_dir_all(folder).expect("the target folder is ours");
+    belongs_like(folder, &target_folder());
+    belongs_like(folder.parent().expect("has a folder"), &target_folder());
 }
 
 /// Gives a built file to the owner of the target directory, who must be able to delete it after a run under sudo.

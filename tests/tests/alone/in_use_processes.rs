@@ -166,34 +166,34 @@ fn no_alarm(told: &str) {
 
 /// Records a server that forks a process per connection, like PostgreSQL. The recording ends while children come and
 /// go.
-fn end_among_children(hook: &str, arguments: [&str; 4], seconds: f64) {
+fn end_among_children(hook: &str, arguments: [&str; 4]) {
+    const SECONDS: f64 = 1.0;
     let mut parent = Target::start(&program("backends"), arguments);
     parent.go();
     let recorder = Recorder::of(parent.pid(), 1).option("--hook", hook);
-    let outcome = recorder.option("-d", &format!("{seconds}s")).start().finish();
+    let outcome = recorder.option("-d", &format!("{SECONDS}s")).start().finish();
     let (profile, stats) = outcome.results();
     println!("{hook} {arguments:?}: {} s, {} sent", profile.duration_seconds, stats.submitted);
     counted_is_estimated(&profile, &stats);
     no_alarm(&format!("{}{}{}", outcome.stdout, outcome.stderr, profile.notes.join("\n")));
     let recorded = profile.duration_seconds;
-    assert!((recorded - seconds).abs() <= 0.5, "{hook} {arguments:?}: {recorded} s recorded instead of {seconds}");
+    assert!((recorded - SECONDS).abs() <= 0.5, "{hook} {arguments:?}: {recorded} s recorded instead of {SECONDS}");
 }
 
-/// What children do, and how many seconds to record. Children of the last case do not sleep, so some end during each
-/// reading of the counters.
-const CHILDREN: [([&str; 4], f64); 3] =
-    [(["4", "50", "1000", "10000"], 2.0), (["20", "200", "1000", "50000"], 2.0), (["40", "10", "1000", "0"], 1.0)];
+/// What children do. Those of the last case do not sleep, so some end during each reading of the counters.
+const CHILDREN: [[&str; 4]; 3] =
+    [["4", "50", "1000", "10000"], ["20", "200", "1000", "50000"], ["40", "10", "1000", "0"]];
 
 #[test]
 fn samples_of_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_children_at_the_end_are_in") else { return };
-    CHILDREN.into_iter().for_each(|(arguments, seconds)| end_among_children("probe", arguments, seconds));
+    CHILDREN.into_iter().for_each(|arguments| end_among_children("probe", arguments));
 }
 
 #[test]
 fn samples_of_inline_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_inline_children_at_the_end_are_in") else { return };
-    CHILDREN.into_iter().for_each(|(arguments, seconds)| end_among_children("inline", arguments, seconds));
+    CHILDREN.into_iter().for_each(|arguments| end_among_children("inline", arguments));
 }
 
 /// The same with a filter by name, so that each child is covered from its first instruction and every allocation is
@@ -207,7 +207,7 @@ fn children_that_come_and_go_are_all_there() {
     let mut parent = Target::start(&file, ["8", "100", "1000", "5000"]);
     let recording = Recorder::new().interval(1).option("--comm", "in-use-backends").start();
     parent.go();
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(std::time::Duration::from_secs(1));
     // A line on its input stops the forking. The report covers all children.
     let truth = parent.run();
     let outcome = recording.stop();

@@ -87,13 +87,16 @@ fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     assert!(service.end().success());
 }
 
-/// systemd does not interrupt the guardian of a killed daemon. A second SIGKILL would keep it from removing probes, as
-/// it does the daemon.
 #[test]
 fn a_service_that_is_killed_leaves_no_probe() {
-    let case = "a_service_that_is_killed_leaves_no_probe";
+    killed_leaves_no_probe("a_service_that_is_killed_leaves_no_probe", 1);
+}
+
+/// systemd does not interrupt the guardian of a killed daemon. A second SIGKILL would keep it from removing probes, as
+/// it does the daemon.
+fn killed_leaves_no_probe(case: &str, times: u32) {
     let Some(_turn) = turn(case) else { return };
-    for _ in 0..4 {
+    for _ in 0..times {
         let mut target = Target::start(&program("forking"), [""; 0]);
         let Some(Service { script: mut service, port, folder: _folder }) = Service::start(case) else { return };
         let main = service_pid(port);
@@ -139,4 +142,14 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("heapbpf.service")).collect();
     assert!(output.status.success() && of_ours.is_empty(), "{said}");
+}
+
+/// Tests of the long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn a_service_that_is_killed_again_and_again_leaves_no_probe() {
+        killed_leaves_no_probe("a_service_that_is_killed_again_and_again_leaves_no_probe", 10);
+    }
 }

@@ -1,8 +1,6 @@
 //! Recordings of the whole host, or of programs by a name that other tests use as well.
 
-use std::process::Command;
-
-use heapbpf_tests::busy::Busy;
+use heapbpf_tests::busy::start_starved;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::distinct::Distinct;
 use heapbpf_tests::environment::{skipped, tool, turn};
@@ -73,7 +71,7 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
     let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
     // An allocator that no other process has, so no other recording hooks it.
     let own = program_with("crowded", "crowded-static", &["-static"]);
-    for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
+    for (program, kind, count) in [(program("crowded"), "code", "9000"), (own, "pieces", "9000")] {
         let mut target = Target::start(&program, [kind, count, "1000"]);
         let recorder =
             Recorder::new().flag("--all").option("--hook", "probe").interval(512).option("--max-overhead", "none");
@@ -115,14 +113,8 @@ input()
         .flag("--python-objects=no")
         .option("--comm", "python3*")
         .start();
-    let mut targets: Vec<Target> = {
-        let _busy = Busy::begin();
-        let start = || {
-            let mut nice = Command::new("nice");
-            Target::start_command(nice.args(["-n", "19"]).arg(&python).args(["-S", "-c", SCRIPT]))
-        };
-        (0..PROGRAMS).map(|_| start()).collect()
-    };
+    let words = [python.as_os_str(), "-S".as_ref(), "-c".as_ref(), SCRIPT.as_ref()];
+    let mut targets = start_starved(PROGRAMS, &words);
     for target in &mut targets {
         target.go();
         assert_eq!(target.line(), "DONE");

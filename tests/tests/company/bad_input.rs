@@ -148,7 +148,7 @@ fn a_command_that_does_not_exist() {
 #[test]
 fn a_command_does_not_run_if_its_recording_fails() {
     let Some(_turn) = turn("a_command_does_not_run_if_its_recording_fails") else { return };
-    for _ in 0..5 {
+    for _ in 0..2 {
         let recorder = Recorder::new().option("--alloc", "libc.so.6:no_such_one(size=arg0)->ret,free=free(arg0)");
         let refused = recorder.command("/usr/bin/touch".as_ref(), ["ran"]).refused();
         refused.check(2, &["no_such_one"]);

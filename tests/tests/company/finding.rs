@@ -182,8 +182,7 @@ fn snmalloc_by_its_names() {
 fn a_rust_program_with_its_own_allocator() {
     let case = "a_rust_program_with_its_own_allocator";
     let Some(_turn) = turn(case) else { return };
-    let folder = TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
-    let Some(built) = rust_program("own_allocator", "opt-level=0", folder.path()) else {
+    let Some(built) = rust_program("own_allocator", "opt-level=0") else {
         return skipped(case, "no Rust compiler that works");
     };
     let mut target = Target::start(&built, ["2000"]);

@@ -171,15 +171,19 @@ fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
     }
 }
 
-/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
 #[test]
 fn stacks_may_be_switched_between_calls() {
-    let case = "stacks_may_be_switched_between_calls";
+    let kinds = [("session", "hand"), ("multi", "context"), ("perf", "hand")];
+    switched_between("stacks_may_be_switched_between_calls", &kinds);
+}
+
+/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
+fn switched_between(case: &str, kinds: &[(&str, &str)]) {
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
         return;
     }
-    for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
+    for &(link, kind) in kinds {
         let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
         let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).start();
         let truth = target.run();
@@ -278,5 +282,10 @@ mod long {
     fn stacks_may_be_switched_inside_an_allocator_with_other_links() {
         let case = "stacks_may_be_switched_inside_an_allocator_with_other_links";
         switched_inside(case, &[("session", "hand"), ("multi", "context")]);
+    }
+
+    #[test]
+    fn stacks_may_be_switched_between_calls_with_other_links() {
+        switched_between("stacks_may_be_switched_between_calls_with_other_links", &[("multi", "hand")]);
     }
 }

@@ -53,14 +53,19 @@ fn record(command: &mut Command, file: &str, options: &[[&str; 2]], line: bool) 
 fn exact(profile: &Profile, stats: &Stats, truth: &Truth) {
     checks::sites(profile, truth, 1, Compare::All);
     counted_exactly(stats, truth);
+    assert_eq!((stats.submitted, stats.failed), (truth.allocs(), 0), "{stats:?}");
+}
+
+/// libc's allocator, and one in a library of its own.
+#[test]
+fn a_process_is_hooked_again() {
+    hooked_again("a_process_is_hooked_again", &PRELOADED[..2]);
 }
 
 /// After hooks are removed, the kernel may leave the allocator's text in several mappings.
-#[test]
-fn a_process_is_hooked_again_with_each_allocator() {
-    let case = "a_process_is_hooked_again_with_each_allocator";
+fn hooked_again(case: &str, files: &[&str]) {
     let Some(_turn) = turn(case) else { return };
-    for file in PRELOADED {
+    for &file in files {
         let Some(command) = with_allocator(case, file, &program("anywhere"), &["90"]) else { continue };
         let command = std::cell::RefCell::new(command);
         let start = || {
@@ -108,22 +113,25 @@ fn every_form_of_new_and_delete_is_exact() {
     }
 }
 
-/// Exceptions leave a hooked operator new and pass through frames of a hooked program. (mimalloc's library is C and
-/// ends the program itself.)
+/// Every allocator refuses for one reason, and libc's for the other, too.
 #[test]
 fn exceptions_reach_their_handlers() {
-    let case = "exceptions_reach_their_handlers";
+    exceptions("exceptions_reach_their_handlers", "limit", &PRELOADED[..1]);
+    exceptions("exceptions_reach_their_handlers", "refused", &PRELOADED[..3]);
+}
+
+/// Exceptions leave a hooked operator new and pass through frames of a hooked program. (mimalloc's library is C and
+/// ends the program itself.)
+fn exceptions(case: &str, reason: &str, files: &[&str]) {
     let Some(_turn) = turn(case) else { return };
     if tool("c++").is_none() {
         return skipped(case, "no C++ compiler (Debian: g++)");
     }
-    for file in PRELOADED.iter().filter(|file| !file.contains("mimalloc")) {
-        for arguments in [&["200", "limit"][..], &["200", "refused"]] {
-            let Some(mut command) = with_allocator(case, file, &program("throwing"), arguments) else { continue };
-            let (profile, stats, truth) = record(&mut command, file, &[], false);
-            checks::sites(&profile, &truth, 1, Compare::All);
-            assert!(stats.failed >= truth.failed && stats.lost() == 0, "{file}, {arguments:?}: {stats:?}");
-        }
+    for file in files {
+        let Some(mut command) = with_allocator(case, file, &program("throwing"), &["200", reason]) else { continue };
+        let (profile, stats, truth) = record(&mut command, file, &[], false);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert!(stats.failed >= truth.failed && stats.lost() == 0, "{file}, {reason}: {stats:?}");
     }
 }
 
@@ -135,17 +143,19 @@ fn static_programs_and_musl_are_exact() {
     if !musl {
         skipped(case, "no musl (Debian: musl-tools, musl-dev)");
     }
-    let variants: [(&str, &[&str]); 4] = [
-        ("anywhere-static", &["-static", "-DNO_STATISTICS"]),
-        ("anywhere-static-pie", &["-static-pie", "-DNO_STATISTICS"]),
-        ("anywhere-musl", &[MUSL]),
-        ("anywhere-musl-static", &[MUSL, "-static"]),
+    let variants: [(&str, &str, &[&str]); 4] = [
+        ("glibc", "anywhere-static", &["-static", "-DNO_STATISTICS"]),
+        ("glibc", "anywhere-static-pie", &["-static-pie", "-DNO_STATISTICS"]),
+        ("musl", "anywhere-musl", &[MUSL]),
+        ("musl", "anywhere-musl-static", &[MUSL, "-static"]),
     ];
-    for (output, flags) in variants.into_iter().filter(|(output, _)| musl || !output.contains("musl")) {
+    for (allocator, output, flags) in variants.into_iter().filter(|(allocator, ..)| musl || *allocator != "musl") {
         let mut command = Command::new(program_with("anywhere", output, flags));
         let file = if output == "anywhere-musl" { "linux-musl" } else { output };
         let (profile, stats, truth) = record(command.arg("60"), file, &[], false);
         exact(&profile, &stats, &truth);
+        let found = &profile.process(truth.sites[0].pid).allocators;
+        assert!(found.iter().any(|name| name.starts_with(allocator)), "{allocator} is not in {found:?}");
     }
 }
 
@@ -235,5 +245,20 @@ fn static_commands_are_exact() {
             checks::sites(&profile, &truth, 1, Compare::All);
             assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{name}: {stats:?}");
         }
+    }
+}
+
+/// Tests of the long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn a_process_is_hooked_again_with_other_allocators() {
+        hooked_again("a_process_is_hooked_again_with_other_allocators", &PRELOADED[2..]);
+    }
+
+    #[test]
+    fn exceptions_of_other_allocators_at_a_limit_reach_their_handlers() {
+        exceptions("exceptions_of_other_allocators_at_a_limit_reach_their_handlers", "limit", &PRELOADED[1..3]);
     }
 }

@@ -175,12 +175,9 @@ fn what_inline_hooks_would_cost_is_said_once() {
     if std::env::consts::ARCH != "x86_64" {
         return skipped(case, "inline hooks are x86-64 code");
     }
-    // On a busy machine measuring may fail. The line needs measured costs.
-    let measured = || {
-        let (_, found) = doctor(&["--measure"]);
-        found["costs"]["inline_pair_ns"].is_number()
-    };
-    assert!((0..5).any(|_| measured()), "what inline hooks cost can be measured");
+    // The line needs measured costs, which may be there already. On a busy machine measuring may fail.
+    let are_known = |options: &[&str]| doctor(options).1["costs"]["inline_pair_ns"].is_number();
+    assert!(are_known(&[]) || (0..5).any(|_| are_known(&["--measure"])), "what inline hooks cost can be measured");
     let library = heapbpf_tests::program::library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
     let mut target = Target::start(&program("unharmed"), [&library]);
     // The line needs a budget: without one, heapbpf does not sum up what probes take.

@@ -37,7 +37,8 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     until("strace traces the cleaner", || tracer_of(cleaner) == tracer.id());
 
     let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
-    let mut target = Target::start(&path, [&plugin]);
+    // It mostly sleeps while heapbpf waits.
+    let mut target = Target::start(&path, [plugin.as_os_str(), "20000".as_ref()]);
     let line = loop {
         let line = recording.next_line();
         if line.contains("did not return within") {

@@ -8,6 +8,7 @@ use std::process::Command;
 use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{programs_folder, skipped, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
+use heapbpf_tests::program::java_program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
@@ -27,17 +28,14 @@ fn javas() -> Vec<PathBuf> {
     found
 }
 
-/// Compiles the program into a directory.
-fn compiled(java: &Path, folder: &Path) {
-    let source = programs_folder().join("JavaTruth.java");
-    let compiler = Command::new(java.join("bin/javac")).arg("-g").arg("-d").arg(folder).arg(&source).output();
-    let compiler = compiler.expect("javac runs");
-    assert!(compiler.status.success(), "{}", String::from_utf8_lossy(&compiler.stderr));
+/// Directory of the program's classes.
+fn compiled(java: &Path) -> PathBuf {
+    java_program("JavaTruth", &java.join("bin/javac"))
 }
 
-fn start(java: &Path, folder: &Path, flags: &[&str], numbers: [u32; 3]) -> Target {
+fn start(java: &Path, flags: &[&str], numbers: [u32; 3]) -> Target {
     let mut command = Command::new(java.join("bin/java"));
-    command.args(["-Xmx512m"]).args(flags).arg("-cp").arg(folder).arg("JavaTruth");
+    command.args(["-Xmx512m"]).args(flags).arg("-cp").arg(compiled(java)).arg("JavaTruth");
     Target::start_command(command.args(numbers.map(|number| number.to_string())))
 }
 
@@ -130,11 +128,9 @@ fn show_methods(case: &str, javas: Vec<PathBuf>) {
         return skipped(case, "there is no JDK in /usr/lib/jvm (Debian: openjdk-17-jdk-headless), or no other one");
     }
     for java in javas {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        compiled(&java, folder.path());
         // Interpreted, compiled by the first compiler, and compiled by both after a warm-up.
         for (flags, warm_up) in [(&["-Xint"][..], 1), (&["-XX:TieredStopAtLevel=1"], 1000), (&[], 3000)] {
-            let mut target = start(&java, folder.path(), flags, [200, 2, warm_up]);
+            let mut target = start(&java, flags, [200, 2, warm_up]);
             let recording = Recorder::of(target.pid(), 1024).start();
             target.go();
             assert_eq!(target.line(), "DONE");
@@ -151,9 +147,7 @@ fn a_jvm_is_followed_from_its_start() {
     let case = "a_jvm_is_followed_from_its_start";
     let Some(_turn) = turn(case) else { return };
     let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    compiled(&java, folder.path());
-    let arguments = ["-cp", &folder.path().display().to_string(), "JavaTruth", "200", "2", "1"].map(str::to_owned);
+    let arguments = ["-cp", &compiled(&java).display().to_string(), "JavaTruth", "200", "2", "1"].map(str::to_owned);
     let recording = Recorder::new().interval(1024).command(&java.join("bin/java"), arguments).start();
     let (profile, _) = recording.finish().results();
     let (share, others) = share(&profile);
@@ -167,9 +161,7 @@ fn doctor_names_the_version_of_java() {
     let case = "doctor_names_the_version_of_java";
     let Some(_turn) = turn(case) else { return };
     let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    compiled(&java, folder.path());
-    let target = start(&java, folder.path(), &[], [1, 0, 1]);
+    let target = start(&java, &[], [1, 0, 1]);
     let (_, found) = doctor_of(target.pid());
     let version = found["java"].as_str().unwrap_or_default();
     assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");

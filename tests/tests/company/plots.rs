@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::program::program;
@@ -28,8 +29,19 @@ fn refused(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Records a growing program with snapshots, in a temporary directory: `x.json`, `x.0001.json`, ….
-fn recorded() -> TempDir {
+/// A recording of a growing program with snapshots, in a temporary directory: `x.json`, `x.0001.json`, …. Tests that
+/// run at the same time share it.
+fn recorded() -> Arc<TempDir> {
+    static MADE: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    made.upgrade().unwrap_or_else(|| {
+        let folder = Arc::new(record());
+        *made = Arc::downgrade(&folder);
+        folder
+    })
+}
+
+fn record() -> TempDir {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
     let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
     target.go();

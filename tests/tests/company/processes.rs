@@ -432,14 +432,18 @@ fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
     assert!(target.end().success(), "it came to harm");
 }
 
-/// A process execs one program after another, each for some milliseconds. Each is counted or reported as missing, even
-/// if heapbpf gets no CPU for a while.
 #[test]
 fn every_program_of_a_chain_of_execs_is_counted_or_told() {
+    chains_are_told("every_program_of_a_chain_of_execs_is_counted_or_told", 2);
+}
+
+/// A process execs one program after another, each for some milliseconds. Each is counted or reported as missing, even
+/// if heapbpf gets no CPU for a while, as in every second round.
+fn chains_are_told(case: &str, rounds: usize) {
     const PROGRAMS: usize = 20;
-    let Some(_turn) = turn("every_program_of_a_chain_of_execs_is_counted_or_told") else { return };
+    let Some(_turn) = turn(case) else { return };
     let mut missed = 0;
-    for round in 0..6 {
+    for round in 0..rounds {
         let words = [PROGRAMS.to_string(), "100".to_owned()];
         let recording = Recorder::new().interval(1).command(&program("chain"), &words).start();
         for _ in 0..10 * (round % 2) {
@@ -459,5 +463,15 @@ fn every_program_of_a_chain_of_execs_is_counted_or_told() {
         assert!((PROGRAMS - 1..=PROGRAMS).contains(&known), "{told} told: {:?}, {counted:?}", profile.notes);
         missed += told;
     }
-    eprintln!("{missed} of {} programs were missed, and told", 6 * PROGRAMS);
+    eprintln!("{missed} of {} programs were missed, and told", rounds * PROGRAMS);
+}
+
+/// Tests of the long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn every_program_of_many_chains_of_execs_is_counted_or_told() {
+        chains_are_told("every_program_of_many_chains_of_execs_is_counted_or_told", 20);
+    }
 }

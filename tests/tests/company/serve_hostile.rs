@@ -90,7 +90,7 @@ fn named(folder: &Path, name: &str) -> Target {
     let path = folder.join(name);
     let copied = Command::new("cp").arg(program("growing")).arg(&path).status().expect("cp runs");
     assert!(copied.success());
-    Target::start(&path, ["100000000", "20000"])
+    Target::start(&path, ["100000000", "2000"])
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn requests_beyond_measure_are_refused() {
 #[test]
 fn slow_and_many_clients_are_shed_and_losses_counted() {
     let Some(_turn) = turn("slow_and_many_clients_are_shed_and_losses_counted") else { return };
-    let mut target = Target::start(&program("pairs"), ["100000000", "2", "100"]);
+    let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
     let (recording, address) = Recorder::of(target.pid(), 64 << 10).serve();
     target.go();
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 50.0));

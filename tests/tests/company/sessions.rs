@@ -233,16 +233,14 @@ fn what_others_pay_for_probes_is_said_at_the_start() {
 #[test]
 fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
     let Some(_turn) = turn("a_recording_that_nobody_matched_fails_and_writes_no_profile") else { return };
-    for hook in ["auto", "probe"] {
-        let recorder = || Recorder::new().option("--comm", "nobody-has-it").option("--hook", hook);
-        let interrupted = recorder().start();
-        interrupted.signal(libc::SIGINT);
-        for outcome in [interrupted.ends(), recorder().option("--duration", "1s").start().ends()] {
-            let told = &outcome.stderr;
-            assert_eq!((outcome.status.code(), outcome.files()), (Some(1), Vec::new()), "{told}");
-            assert!(told.contains("no running process matches --comm nobody-has-it; waiting for one"), "{told}");
-            assert!(told.contains("no process matches --comm nobody-has-it, and none did so far"), "{told}");
-        }
+    let recorder = |hook: &str| Recorder::new().option("--comm", "nobody-has-it").option("--hook", hook);
+    let interrupted = recorder("auto").start();
+    interrupted.signal(libc::SIGINT);
+    for outcome in [interrupted.ends(), recorder("probe").option("--duration", "1s").start().ends()] {
+        let told = &outcome.stderr;
+        assert_eq!((outcome.status.code(), outcome.files()), (Some(1), Vec::new()), "{told}");
+        assert!(told.contains("no running process matches --comm nobody-has-it; waiting for one"), "{told}");
+        assert!(told.contains("no process matches --comm nobody-has-it, and none did so far"), "{told}");
     }
     // A process that allocates nothing still matches.
     let recording = Recorder::new().option("--comm", "matches-once").start();

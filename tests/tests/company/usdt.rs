@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::busy::Busy;
+use heapbpf_tests::busy::start_starved;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
@@ -157,8 +157,7 @@ fn every_kind_of_link_raises_semaphores() {
 fn a_rust_program_announces_by_inline_assembly() {
     let case = "a_rust_program_announces_by_inline_assembly";
     let Some(_turn) = turn_here(case) else { return };
-    let folder = tempfile::TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
-    let Some(built) = rust_program("announcing", "opt-level=1", folder.path()) else {
+    let Some(built) = rust_program("announcing", "opt-level=1") else {
         return skipped(case, "no Rust compiler that works");
     };
     let mut target = Target::start(&built, ["2000"]);
@@ -221,14 +220,8 @@ fn a_program_that_has_to_wait_while_it_begins_is_followed() {
     let interval = INTERVAL.to_string();
     let (recording, address) = Recorder::new().option("--comm", "waiting-alone").serve();
     let path = alone_as("waiting-alone");
-    let mut targets: Vec<Target> = {
-        let _busy = Busy::begin();
-        let start = || {
-            let mut nice = Command::new("nice");
-            Target::start_command(nice.args(["-n", "19"]).arg(&path).args([&*interval, "2000", "4"]))
-        };
-        (0..PROGRAMS).map(|_| start()).collect()
-    };
+    let words = [path.as_os_str(), (*interval).as_ref(), "2000".as_ref(), "4".as_ref()];
+    let mut targets = start_starved(PROGRAMS, &words);
     targets.iter_mut().for_each(Target::go);
     // Each program allocates until samples of all have arrived.
     let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
