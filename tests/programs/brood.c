@@ -2,6 +2,8 @@
  *   short   before READY one child runs and ends; then CHILDREN children, one after another: every second one replaces its
  *           program first. Each ends at once.
  *   master  CHILDREN children are there and wait at STEP; then each allocates, and has a short child of its own.
+ *   late    there is no child before READY; then each of CHILDREN children allocates. The first ends, the others wait at
+ *           STEP, and allocate again.
  * The report covers all of them together under the first process's id. Slot 0: only that one. */
 #include "truth.h"
 SITE(00, malloc(n)) /* the first process */
@@ -39,9 +41,33 @@ static void short_children(char *name, uint64_t children, uint64_t rounds, char 
     wait_for(child);
   }
 }
-static void wait_and_work(int released, uint64_t rounds) {
+static void wait_until(int released) {
   char c;
   while (read(released, &c, 1) < 0 && errno == EINTR) {}
+}
+static void late_children(uint64_t children, uint64_t rounds) {
+  int release[2];
+  if (pipe(release)) die("pipe");
+  for (uint64_t c = 0; c < children; c++) {
+    if (fork_or_die()) continue;
+    close(release[1]);
+    work(1, site_01, rounds);
+    if (c) {
+      wait_until(release[0]);
+      work(1, site_01, rounds);
+    }
+    _exit(0);
+  }
+  step();
+  close(release[0]);
+  close(release[1]);
+  for (uint64_t c = 0; c < children; c++) {
+    int status;
+    if (wait(&status) < 0 || status) die("a child failed");
+  }
+}
+static void wait_and_work(int released, uint64_t rounds) {
+  wait_until(released);
   work(1, site_01, rounds);
   pid_t child = fork_or_die();
   if (!child) {
@@ -59,14 +85,16 @@ int main(int argc, char **argv) {
     work(2, site_02, rounds);
     _exit(0);
   }
-  int is_master = !strcmp(mode, "master");
-  if (!is_master) {
+  int is_master = !strcmp(mode, "master"), is_late = !strcmp(mode, "late");
+  if (!is_master && !is_late) {
     pid_t first = fork_or_die();
     if (!first) _exit(0);
     wait_for(first);
   }
   ready();
-  if (is_master) {
+  if (is_late) {
+    late_children(children, rounds);
+  } else if (is_master) {
     int release[2];
     if (pipe(release)) die("pipe");
     for (uint64_t c = 0; c < children; c++) {

@@ -474,7 +474,8 @@ impl ModuleTable {
     fn open_again(&mut self, id: ModuleId) -> Result<Opened, Unreadable> {
         let module = self.get(id).ok_or(Unreadable::NoFile)?;
         let Seen { pid, address, length } = module.seen;
-        let map = MapEvent { pid, address, length, device: module.device, inode: module.inode, ..MapEvent::default() };
+        let (device, inode, inode_generation) = (module.device, module.inode, module.generation.unwrap_or(0));
+        let map = MapEvent { pid, address, length, device, inode, inode_generation, ..MapEvent::default() };
         let opened = open_mapped(&map, module.raw_path.as_deref().unwrap_or(module.path.as_bytes()))?;
         if module.stamp.is_some_and(|stamp| stamp != opened.stamp) { Err(Unreadable::Replaced) } else { Ok(opened) }
     }

@@ -129,10 +129,11 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         if index % 2 == 1 && !path.is_absolute() {
             continue;
         }
-        match find().map_err(|error| Unreadable::from_io(&error)).and_then(|handle| verified(&handle, map, trust)) {
+        match find().map_err(|error| Unreadable::from_io(&error)).and_then(|handle| verified(&handle, map, path, trust))
+        {
             Ok(opened) => return Ok(opened),
-            // Most files are not the executable.
-            Err(Unreadable::Replaced) if trust == Trust::Guess => {}
+            // Another file may be mapped there by now, and most files are not the executable.
+            Err(Unreadable::Replaced) if trust != Trust::Path => {}
             Err(error) if error.rank() > reason.rank() => reason = error,
             Err(_) => {}
         }
@@ -188,7 +189,8 @@ fn changed(metadata: &Metadata) -> ChangeTime {
 /// How an attempt found the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trust {
-    /// By the exact address range of the mapping.
+    /// By the exact address range of the mapping. If the process has unmapped the file, another file may be mapped
+    /// there by now.
     Mapping,
     /// By a path that may lead to another file by now.
     Path,
@@ -198,7 +200,7 @@ enum Trust {
 
 /// Opens what a handle (`O_PATH`) refers to, if it is the mapped file. The inspection must not open a device or wait
 /// for a FIFO.
-fn verified(handle: &File, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
+fn verified(handle: &File, map: &MapEvent, path: &Path, trust: Trust) -> Result<Opened, Unreadable> {
     let metadata = handle.metadata().map_err(|error| Unreadable::from_io(&error))?;
     if !metadata.is_file() {
         return Err(Unreadable::NoFile);
@@ -208,7 +210,7 @@ fn verified(handle: &File, map: &MapEvent, trust: Trust) -> Result<Opened, Unrea
     let same_inode = metadata.ino() == map.inode;
     let same = same_inode && (device(&metadata) == map.device || stacked)
         // Kernels differ in which of an overlay's two inodes they report.
-        || trust == Trust::Mapping && stacked;
+        || trust == Trust::Mapping && stacked && has_name_of(handle, path);
     if !same {
         return Err(Unreadable::Replaced);
     }
@@ -218,7 +220,19 @@ fn verified(handle: &File, map: &MapEvent, trust: Trust) -> Result<Opened, Unrea
     let handle = if overlay { file_handle(&file) } else { None };
     let real = handle.map(|handle| RealFile { handle, stamp });
     let generation = if device(&metadata) == map.device { generation(&file) } else { None };
+    // The number of a deleted file's inode is given to new files.
+    if generation.is_some_and(|now| map.inode_generation != 0 && now != map.inode_generation) {
+        return Err(Unreadable::Replaced);
+    }
     Ok(Opened { file, stamp, real, changed: changed(&metadata), generation })
+}
+
+/// Whether the last name of an open file is that of `path`.
+fn has_name_of(file: &File, path: &Path) -> bool {
+    let now = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    let now = now.as_os_str().as_bytes();
+    let now = Path::new(OsStr::from_bytes(now.strip_suffix(b" (deleted)").unwrap_or(now)));
+    now.file_name().is_some_and(|name| Some(name) == path.file_name())
 }
 
 fn stamp(metadata: &Metadata) -> Stamp {
@@ -341,6 +355,7 @@ mod tests {
     use heapbpf_testing::skipped;
 
     use super::*;
+    use crate::proc_maps;
 
     #[test]
     fn mount_tables() {
@@ -382,6 +397,35 @@ mod tests {
         // The same for a process that runs another program.
         let map = MapEvent { pid: std::process::id(), ..map };
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
+    }
+
+    /// A plugin is unloaded and deleted, and the next one is mapped at its addresses.
+    #[test]
+    fn a_deleted_file_is_not_replaced_by_what_is_mapped_at_its_addresses() {
+        // SAFETY: `geteuid` takes no arguments and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            skipped("only root may open what is mapped");
+            return;
+        }
+        let own = proc_maps::read(std::process::id()).expect("it runs");
+        let next = own.into_iter().find(|map| map.inode != 0).expect("a program is a file");
+        assert!(open_mapped(&next, &next.path).is_ok());
+        let gone = MapEvent { inode: next.inode + 1, ..next };
+        assert_eq!(open_mapped(&gone, b"/nowhere/plugin.so").map(|_| ()), Err(Unreadable::Gone));
+    }
+
+    /// A new file often gets the inode number of the last one that was deleted.
+    #[test]
+    fn a_file_with_another_generation_of_the_inode_is_another_file() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let Some(generation) = generation(file.as_file()) else {
+            skipped("this file system has no generations of inodes");
+            return;
+        };
+        let (map, path) = (mapping_of(file.path()), file.path().as_os_str().as_bytes());
+        let opened = |inode_generation| open_mapped(&MapEvent { inode_generation, ..map.clone() }, path).map(|_| ());
+        assert_eq!([0, generation].map(opened), [Ok(()), Ok(())]);
+        assert_eq!(opened(generation.wrapping_add(1).max(1)), Err(Unreadable::Replaced));
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Pool {
     covered: BTreeSet<usize>,
     /// Whether the location of some blocks in use was not read.
     is_unread: bool,
+    /// Samples of allocations whose stack is incomplete.
+    incomplete: u64,
     /// Estimate of what the lost samples of these rows stand for.
     lost_samples: Lacking,
     /// Bounds on lost samples, if they have been computed.
@@ -216,6 +218,9 @@ impl Pool {
     /// Adds a row.
     pub fn add(&mut self, row: &Row) {
         self.processes.insert(row.key.process);
+        if row.key.stack.cut.is_some() {
+            self.incomplete = self.incomplete.saturating_add(row.alloc.samples);
+        }
         let lost = Lacking::of(row);
         self.lost_samples.bytes += lost.bytes;
         self.lost_samples.objects += lost.objects;
@@ -229,6 +234,16 @@ impl Pool {
             Some(more) => part.in_memory.get_or_insert_default().add(more),
             None => self.is_unread |= row.inuse.samples > 0,
         }
+    }
+
+    /// Number of samples of allocations whose stack does not reach the entry of its thread.
+    pub const fn incomplete_samples(&self) -> u64 {
+        self.incomplete
+    }
+
+    /// Their share of all samples of allocations, 0 to 1.
+    pub fn incomplete_share(&self) -> f64 {
+        self.incomplete as f64 / self.samples(Value::AllocSpace).max(1) as f64
     }
 
     /// Adds samples in use, given separately from the row.

@@ -10,9 +10,9 @@ use heapbpf_statistics::sums::SampleSums;
 /// Reason for figures in use if records were not read in time.
 pub const UNREAD: &str = "some records were not read in time and are missing: a larger -i makes fewer";
 /// Reason: the number of lost events is unknown.
-pub const UNBOUNDED: &str = "lost records were not counted; use a larger --ring-bytes or -i";
+pub const UNBOUNDED: &str = "lost records were not counted; use a larger -i";
 /// Reason for figures at the peak: events were lost before the peak.
-pub const PEAK_UNKNOWN: &str = "records were lost before the peak; use a larger --ring-bytes or -i";
+pub const PEAK_UNKNOWN: &str = "records were lost before the peak; use a larger -i";
 
 /// Reason: the weights that a process reports for its samples cannot come from sampling by bytes with one interval.
 pub const WEIGHTS_UNPROVEN: &str = "the process reports its own sample weights, and they do not come from one sampling \

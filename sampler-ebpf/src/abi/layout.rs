@@ -34,7 +34,7 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         AllocationRecord: 136 { kind: 0, tid: 4, process: 8, space: 24, sample: 40, time_ns: 48, address: 56, size_bytes: 64, interval: 72, trials: 80, offset: 88, caller: 96, site: 104, stack_kind: 108, stack_id: 112, untracked: 116, thread_name: 120 }
         FreeRecord: 56 { kind: 0, tid: 4, space: 8, sample: 24, time_ns: 32, size_bytes: 40, temporary: 48, reserved: 52 }
         UnmapRecord: 48 { kind: 0, tid: 4, space: 8, start: 24, end: 32, time_ns: 40 }
-        ProcessRecord: 48 { kind: 0, reserved: 4, time_ns: 8, process: 16, next: 32 }
+        ProcessRecord: 48 { kind: 0, cpu_us: 4, time_ns: 8, process: 16, next: 32 }
         Registers: 32 { ip: 0, sp: 8, fp: 16, lr: 24 }
         InFlightCall: 16 { sp: 0, caller: 8 }
         StackRecord: 152 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, ends_at: 132, missing_pages: 136, pieces: 140, top: 144 }

@@ -150,8 +150,8 @@ pub struct UnmapRecord {
 pub struct ProcessRecord {
     /// [`kind::FORK`], or another kind of [`kind`] with such a record.
     pub kind: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Exit: CPU time that the process has used, µs, at most [`u32::MAX`]. Otherwise 0.
+    pub cpu_us: u32,
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
     /// Fork: the parent. Exec: the process generation that ends. Exit: the process.

@@ -116,13 +116,14 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     let process = process_of(task);
     let _ = PYTHON.remove(process.tgid);
     let is_counted = inline_counts::counts(process);
+    let cpu_ns = cpu_ns(task, signal);
     if process.start_ns >= config!(began_ns) && (is_counted || target::is_target(process.tgid)) {
-        note_end(is_counted || target::has_own_links(process.tgid), cpu_ns(task, signal));
+        note_end(is_counted || target::has_own_links(process.tgid), cpu_ns);
     }
     let counted = is_counted || has_totals(process);
     tell_if_uncounted(process, counted);
     let listed = TARGETS.remove(process.tgid).is_ok();
-    if (listed || counted) && !output::submit_process(kind::EXIT, process, ProcessKey::default()) {
+    if (listed || counted) && !output::submit_exit(process, cpu_ns) {
         count_process_event_lost();
     }
     0

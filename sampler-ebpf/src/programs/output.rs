@@ -155,8 +155,20 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
 /// Reports a process event. Returns whether the record fit.
 #[inline(always)]
 pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool {
+    submit_process_with(event, process, next, 0)
+}
+
+/// Reports the end of a process, which has used this much CPU time. Returns whether the record fit.
+#[inline(always)]
+pub fn submit_exit(process: ProcessKey, cpu_ns: u64) -> bool {
+    let cpu_us = (cpu_ns / 1000).min(u64::from(u32::MAX));
+    submit_process_with(kind::EXIT, process, ProcessKey::default(), cpu_us as u32)
+}
+
+#[inline(always)]
+fn submit_process_with(event: u32, process: ProcessKey, next: ProcessKey, cpu_us: u32) -> bool {
     let Some(record) = reserve::<ProcessRecord>() else { return false };
-    *record = ProcessRecord { kind: event, reserved: 0, time_ns: now(), process, next };
+    *record = ProcessRecord { kind: event, cpu_us, time_ns: now(), process, next };
     if event == kind::RESET || event == kind::FORK && config!(target_rules) == 0 {
         // The allocations of this process are not seen, or not named, until the daemon has examined it, so the daemon
         // is woken at once. (For children, this applies if targets are named individually.)

@@ -3,7 +3,8 @@
 //! If the top of the stack is known, a copy ends there and takes no more space than needed. If it is not known, as on a
 //! coroutine's stack, the copy is as long as this process's stacks have needed so far, according to the daemon. In both
 //! cases, a copy of more than [`FIRST_STACK_BYTES`] takes at most a fixed share of the ring's free space: while the
-//! daemon lags behind, long copies get shorter before any is lost.
+//! daemon lags behind, long copies get shorter before any is lost. A copy that finds no space is made again with the
+//! innermost [`SHORTEST`] bytes.
 
 use core::ffi::c_void;
 
@@ -29,6 +30,8 @@ use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
+/// Size of a copy for which there is no space otherwise, bytes: the smallest class.
+const SHORTEST: u64 = 4 << 10;
 
 /// Captures the stack of a sampled call, from `registers` up.
 #[inline(always)]
@@ -116,15 +119,16 @@ fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, tim
             (wanted, ends_at) = (room, copy_end::ROOM);
         }
     }
-    if wanted <= FIRST_STACK_BYTES {
-        return copy_short(ring, &source, wanted, ends_at);
-    }
-    let taken = copy_long(ring, &source, wanted, ends_at);
-    if taken != stack_kind::LOST_NO_ROOM {
+    let taken = if wanted <= FIRST_STACK_BYTES {
+        copy_short(ring, &source, wanted, ends_at)
+    } else {
+        copy_long(ring, &source, wanted, ends_at)
+    };
+    if taken != stack_kind::LOST_NO_ROOM || wanted <= SHORTEST {
         return taken;
     }
-    // Other CPUs were faster.
-    copy_short(ring, &source, FIRST_STACK_BYTES, copy_end::ROOM)
+    // The ring is nearly full, or other CPUs were faster.
+    copy_into::<SHORTEST>(ring, &source, SHORTEST, copy_end::ROOM)
 }
 
 /// Maximum number of bytes copied of a stack of the calling process whose top is not known.

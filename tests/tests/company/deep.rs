@@ -130,6 +130,7 @@ fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
         let whole: u64 = stacks(&profile).filter(|stack| is_true(stack, 507)).map(|stack| stack.samples).sum();
         let cuts = cuts(&outcome);
         println!("{allocations}: {whole} whole, {} lost, {cuts:?}", stats.other["stacks_lost"]);
+        assert_eq!(whole + stats.other["stacks_shortened"] + stats.other["stacks_lost"], allocations, "{stats:?}");
         assert!(whole > 0 && whole < allocations, "{whole} of {allocations} are whole: {cuts:?}");
         told.push((stats.other["stacks_lost"], cuts));
     }

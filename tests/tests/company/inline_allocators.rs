@@ -187,6 +187,10 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
     checks::identity(&stats);
     assert_eq!(stats.lost(), 0, "{stats:?}");
     assert!(!is_hooked(pid), "the original pages are back");
+    // Between the loading and the hooking there is a gap.
+    let process = profile.process(pid);
+    let shares = [Some(process.coverage), process.cpu_coverage];
+    assert!(shares.iter().all(|share| share.is_some_and(|share| share < 1.0)), "{shares:?}");
 }
 
 /// A custom allocator in a program, and one in a library that is unloaded and loaded again.

@@ -49,7 +49,8 @@ fn as_many_sampled_blocks_are_followed_as_live_max_says() {
     const KEPT: u64 = 80_000;
     let arguments = ["100000".to_owned(), KEPT.to_string(), "32".to_owned()];
     // The process has little left of its address space limit.
-    let (live_map, process) = ("the live map was full", "their process has no space for more");
+    let (live_map, process) =
+        ("the live map was full", "because of the limit on bytes of its address space (RLIMIT_AS)");
     for (live_max, little, full) in
         [("1048576", false, None), ("20000", false, Some(live_map)), ("1048576", true, Some(process))]
     {

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, tool, turn};
-use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{copy_file, program, program_with};
+use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::program::{copy_file, library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use tempfile::TempDir;
@@ -91,6 +91,71 @@ fn an_executable_that_is_upgraded_meanwhile() {
         copy_file(program("leak"), &newer);
         std::fs::rename(&newer, &copy).expect("our own folder");
     });
+}
+
+/// Starts a program that loads a copy of each of two libraries, one after the other, and deletes the copy at once.
+fn with_deleted_plugins(folder: &Path) -> Target {
+    let plugins = [10, 11].map(|n| library("plugin", &format!("plugin{n}.so"), &[&format!("-DPLUGIN={n}")]));
+    Target::start_command(Command::new(program("plugins")).arg("deleted").arg(folder).args(plugins))
+}
+
+/// Whether a process has a deleted file of this name open.
+fn holds_deleted(pid: u32, name: &str) -> bool {
+    let end = format!("{name} (deleted)");
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    paths.any(|path| path.to_string_lossy().ends_with(&end))
+}
+
+/// Plugins are loaded from temporary files and unloaded soon. What was seen while it was mapped keeps its names.
+#[test]
+fn deleted_plugins_keep_their_names() {
+    let Some(_turn) = turn("deleted_plugins_keep_their_names") else { return };
+    let folder = folder();
+    let mut target = with_deleted_plugins(folder.path());
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    for name in ["plugin10.so", "plugin11.so"] {
+        target.step();
+        until("its file is open", || holds_deleted(recording.pid(), name));
+        target.go();
+    }
+    let truth = target.truth();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+}
+
+/// heapbpf does not run until the first plugin is gone and the second is mapped, most likely at the same addresses and
+/// with the same inode number. The first plugin has no names then, those of the second least of all.
+#[test]
+fn plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted() {
+    let Some(_turn) = turn("plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted") else { return };
+    let folder = folder();
+    let mut target = with_deleted_plugins(folder.path());
+    let recording = Recorder::of(target.pid(), 1).start();
+    recording.signal(libc::SIGSTOP);
+    target.go();
+    target.step();
+    target.go();
+    target.step();
+    recording.signal(libc::SIGCONT);
+    until("the file of the second is open", || holds_deleted(recording.pid(), "plugin11.so"));
+    target.go();
+    let truth = target.truth();
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    let sums = checks::site_sums(&profile, None);
+    assert_eq!(sums.get("site_11").map(|sum| sum.samples), Some(truth.site("site_11").allocs), "{sums:?}");
+    assert!(!sums.contains_key("site_10"), "{sums:?}");
+    let is_gone = |stack: &&Stack| {
+        let mut reasons = stack.frames.iter().filter_map(|frame| frame.reason.as_deref());
+        reasons.any(|reason| reason.contains("plugin10.so: the file was deleted"))
+    };
+    let samples: u64 = profile.stacks.iter().filter(is_gone).map(|stack| stack.samples).sum();
+    assert_eq!(samples, truth.site("site_10").allocs);
+    // Neither a longer copy nor debug symbols would help.
+    let missed = ["--stack-bytes", "--symbolize", "replaced by another"].map(|text| outcome.stdout.contains(text));
+    assert_eq!(missed, [false; 3], "{}", outcome.stdout);
 }
 
 #[test]

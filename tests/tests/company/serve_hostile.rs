@@ -185,6 +185,24 @@ fn without_tokens_other_names_are_refused() {
     recording.stop();
 }
 
+/// gzip is for clients that accept it (RFC 9110, 12.5.3), and a request of HTTP/1.1 has a host (RFC 9112, 3.2).
+#[test]
+fn encodings_and_hosts_are_those_of_the_standard() {
+    let Some(_turn) = turn("encodings_and_hosts_are_those_of_the_standard") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
+    let ask = |version: &str, headers: &str| {
+        send(address, &format!("GET /page/data HTTP/{version}\r\n{headers}Connection: close\r\n\r\n"))
+    };
+    for (accepted, is_packed) in [("gzip", true), ("gzip;q=0", false), ("*;q=0", false), ("br, gzip;q=0.5", true)] {
+        let answer = ask("1.1", &format!("Host: localhost\r\nAccept-Encoding: {accepted}\r\n"));
+        assert_eq!((answer.status, answer.body.starts_with(b"\x1f\x8b")), (200, is_packed), "{accepted}");
+        assert_eq!(answer.headers.contains_key("content-encoding"), is_packed, "{accepted}");
+    }
+    assert_eq!(["1.1", "1.0"].map(|version| ask(version, "").status), [400, 200]);
+    recording.stop();
+}
+
 #[test]
 fn requests_beyond_measure_are_refused() {
     let Some(_turn) = turn("requests_beyond_measure_are_refused") else { return };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::Load;
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::held;
 use heapbpf_tests::output::{Estimate, Profile};
 use heapbpf_tests::program::{copy_of, program};
@@ -220,6 +220,39 @@ fn every_child(profile: &Profile, truth: &Truth) {
     assert_eq!((whole, calls.len()), (CHILDREN, CHILDREN), "of so many children every call was seen");
     let missed = profile.notes.iter().find(|note| note.contains("ended before"));
     assert!(missed.is_none(), "a gap that there was not: {missed:?}");
+}
+
+/// With probes, the links of a process without children serve it alone. Its first children are served only after their
+/// fork was reported. How much of them was counted is in every format.
+#[test]
+fn children_that_were_forked_before_probes_served_them_are_told() {
+    let Some(_turn) = turn("children_that_were_forked_before_probes_served_them_are_told") else { return };
+    let mut target = Target::start(&program("brood"), ["late", "4", "2000"]);
+    let mut recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
+    target.go();
+    target.step();
+    recording.await_more_links();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    let (counted, all) = (checks::site_sums(&profile, None)["site_01"].samples, truth.site("site_01").allocs);
+    assert!((3 * 2000..=all).contains(&counted), "three waited until they were served: {counted} of {all}");
+    let mut children = 0;
+    for child in profile.processes.iter().filter(|process| process.pid != target.pid()) {
+        let (coverage, share) = (child.coverage, child.cpu_coverage);
+        assert_eq!(share.is_some(), coverage < 1.0, "{child:?}");
+        assert!(share.is_none_or(|share| 0.0 < share && share < 1.0), "{child:?}");
+        children += 1;
+    }
+    let tells = |text: &str| profile.notes.iter().any(|note| note.contains(text));
+    assert!(children == 4 || tells("ended before it could be counted"), "{children}: {:?}", profile.notes);
+    let late = "forked before probes served";
+    assert!(tells(late), "{:?}", profile.notes);
+    for file in ["profile.json", "profile.pb.gz"] {
+        let report = Command::new(heapbpf()).args(["report", "--details"]).arg(outcome.file(file)).output();
+        let text = String::from_utf8_lossy(&report.expect("it runs").stdout).into_owned();
+        assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(late), "{file}: {text}");
+    }
 }
 
 /// Checks that the profile has every call of each short child that was forked. For each that replaced its program, it

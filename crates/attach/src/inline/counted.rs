@@ -1,6 +1,6 @@
 //! The processes that inline hooks count: those that were hooked, and children that inherited the hooks.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
 use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
+use super::sampling::SetBound;
 use crate::files::FileKey;
 
 /// Maximum number of rounds for removing the hooks from all processes, because processes may fork in between.
@@ -59,6 +60,8 @@ pub(super) struct Counted {
     heirs: Vec<u32>,
     /// Our code in processes that no longer have it, and when it was removed (CLOCK_MONOTONIC), in order of time.
     taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
+    /// Samples of ended processes that did not fit into the set in their process, by what bounds the set.
+    sets_full: BTreeMap<SetBound, u64>,
 }
 
 /// An allocator in a process with our code, and the links to that code.
@@ -71,6 +74,7 @@ pub(super) struct Linked {
     pub(super) text: File,
     pub(super) links: InlineLinks,
     pub(super) ours: Arc<Ours>,
+    pub(super) set_bound: SetBound,
 }
 
 /// A counted process.
@@ -219,6 +223,7 @@ impl Counted {
             distrusted: HashSet::new(),
             heirs: Vec::new(),
             taken_from: VecDeque::new(),
+            sets_full: BTreeMap::new(),
         }
     }
 
@@ -457,6 +462,9 @@ impl Counted {
     pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.map.remove(process);
         let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
+        if let Some(bound) = self.set_bound(it.hooked).filter(|_| kernel.set_full > 0) {
+            *self.sets_full.entry(bound).or_default() += kernel.set_full;
+        }
         if !self.processes.values().any(|other| other.hooked == it.hooked) {
             let linked = self.linked.remove(&it.hooked).into_iter().flatten();
             linked.for_each(|linked| self.closing.close(linked.links));
@@ -475,6 +483,25 @@ impl Counted {
         let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all, true);
         note_distrusted(&mut self.distrusted, process, &it);
         added
+    }
+
+    /// What bounds the set of sampled blocks in a process that was hooked, and in its children. All of its allocators
+    /// have most likely the same bound.
+    fn set_bound(&self, hooked: ProcessKey) -> Option<SetBound> {
+        self.linked.get(&hooked)?.first().map(|linked| linked.set_bound)
+    }
+
+    /// Samples that did not fit into the set in their process, by what bounds the set. `counts`: of the processes that
+    /// have not been taken.
+    pub(super) fn sets_full(&self, counts: &totals::Counts) -> BTreeMap<SetBound, u64> {
+        let mut full = self.sets_full.clone();
+        for (process, counters) in counts.processes.iter().filter(|(_, counters)| counters.set_full > 0) {
+            let hooked = self.processes.get(process).map(|it| it.hooked);
+            if let Some(bound) = hooked.and_then(|hooked| self.set_bound(hooked)) {
+                *full.entry(bound).or_default() += counters.set_full;
+            }
+        }
+        full
     }
 
     /// Processes that reported impossible counts. Only their sampled calls are in their totals.

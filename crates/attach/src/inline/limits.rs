@@ -21,6 +21,10 @@ const TOUCHED_BYTES: u64 = 4 << 20;
 const SET_SHARE: u64 = 64;
 /// Number of mappings that are added, including those that result from splitting.
 const MAPPINGS_TAKEN: u64 = 64;
+/// Names of the limits that also bound the set of sampled blocks.
+const ADDRESSES: &str = "bytes of its address space (RLIMIT_AS)";
+const DATA: &str = "bytes of its data (RLIMIT_DATA)";
+const GROUP: &str = "bytes of its control group's memory";
 /// `READ_IMPLIES_EXEC` of personality(2).
 const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
 
@@ -62,12 +66,12 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
     {
-        let limit = Limit { name: "bytes of its address space (RLIMIT_AS)", allowed, used: used << 10 };
+        let limit = Limit { name: ADDRESSES, allowed, used: used << 10 };
         limit.check(bytes, BYTES_LEFT)?;
     }
     let allowed = limits.map(|limits| limits.max_data_size.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
-        let limit = Limit { name: "bytes of its data (RLIMIT_DATA)", allowed, used: used << 10 };
+        let limit = Limit { name: DATA, allowed, used: used << 10 };
         limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
     }
     if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
@@ -81,22 +85,25 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     }
     for folder in memory_groups(&text("cgroup")) {
         if let Some((allowed, used)) = used_in_group(&folder) {
-            let limit = Limit { name: "bytes of its control group's memory", allowed, used };
+            let limit = Limit { name: GROUP, allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
         }
     }
     Ok(())
 }
 
-/// Maximum size in bytes of the set of sampled blocks in a process with these limits. The set takes memory as the
-/// process allocates, when nothing checks the limits any more.
-pub(super) fn most_set_bytes(pid: u32) -> u64 {
+/// Maximum size in bytes of the set of sampled blocks in a process with these limits, and what the limit is on; `None`
+/// without limits. The set takes memory as the process allocates, when nothing checks the limits any more.
+pub(super) fn most_set_bytes(pid: u32) -> Option<(&'static str, u64)> {
     let limits = Process::new(pid.cast_signed()).and_then(|process| process.limits()).ok();
     let soft = |limit: LimitValue| if let LimitValue::Value(bytes) = limit { Some(bytes) } else { None };
-    let own = limits.into_iter().flat_map(|it| [it.max_address_space.soft_limit, it.max_data_size.soft_limit]);
+    let own = limits
+        .into_iter()
+        .flat_map(|it| [(ADDRESSES, it.max_address_space.soft_limit), (DATA, it.max_data_size.soft_limit)]);
     let groups = memory_groups(&fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default());
-    let groups = groups.iter().filter_map(|folder| used_in_group(folder)).map(|(allowed, _)| allowed);
-    own.filter_map(soft).chain(groups).min().map_or(u64::MAX, |allowed| allowed / SET_SHARE)
+    let groups = groups.iter().filter_map(|folder| used_in_group(folder)).map(|(allowed, _)| (GROUP, allowed));
+    let all = own.filter_map(|(name, limit)| Some((name, soft(limit)?))).chain(groups);
+    all.min_by_key(|(_, allowed)| *allowed).map(|(name, allowed)| (name, allowed / SET_SHARE))
 }
 
 /// Whether a process may wait by spinning: not if its time without a blocking system call is limited (RLIMIT_RTTIME).

@@ -30,7 +30,7 @@ pub mod service;
 pub mod standing;
 mod waits;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -65,7 +65,7 @@ use self::preview::Planned;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use self::sampling::LEAST_SET_LOG2;
-pub use self::sampling::Sampling;
+pub use self::sampling::{Sampling, SetBound};
 use self::waits::Waits;
 use crate::files::FileKey;
 use crate::stop_limit;
@@ -373,22 +373,20 @@ impl InlineHooks {
         if !limits::may_wait(pid) {
             (control.granted, control.most_pauses) = (0, 0);
         }
-        let settings = preview::Sampled {
-            criterion: self.sampling.criterion,
-            set_log2: self.sampling.set_log2(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid)),
-            control,
-        };
+        let (set_log2, bound) = self.sampling.set(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid));
+        let settings = preview::Sampled { criterion: self.sampling.criterion, set_log2, control };
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());
-        let Planned { plan, leads, originals, text, set_log2 } =
+        let Planned { plan, leads, originals, text, set_log2, lacks } =
             preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
         let pages = plan.draft().pages.iter().map(Pages::range).collect();
         let layout = Layout { mapped: plan.range(), originals, pages };
         let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
         let ours = Ours { layout, from_file, builds };
-        let linked = self.link((pid, key), (plan.draft().base, text), first_site, ours)?;
+        let set_bound = lacks.map_or(bound, SetBound::Limit);
+        let linked = self.link((pid, key), (plan.draft().base, text), first_site, (ours, set_bound))?;
         Ok(Prepared { target, plan, mapped, linked, leads, set_log2 })
     }
 
@@ -411,7 +409,7 @@ impl InlineHooks {
         (pid, key): (u32, FileKey),
         (base, locked): (u64, Option<File>),
         first_site: u32,
-        ours: Ours,
+        (ours, set_bound): (Ours, SetBound),
     ) -> Result<Linked, Refused> {
         let text = match locked {
             Some(text) => text,
@@ -428,7 +426,7 @@ impl InlineHooks {
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
         let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
-        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours) })
+        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours), set_bound })
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is
@@ -500,6 +498,12 @@ impl InlineHooks {
     pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.decided.retain(|_, (of, _)| *of != process);
         self.counted.take(process, kernel)
+    }
+
+    /// Samples that did not fit into the set in their process, by what kept the set from being larger. `counts`: of the
+    /// processes that have not been taken ([`Self::take`]).
+    pub fn sets_full(&self, counts: &totals::Counts) -> BTreeMap<SetBound, u64> {
+        self.counted.sets_full(counts)
     }
 
     /// Number of processes with uncounted calls: at their end, because something else removed the hooks, or because

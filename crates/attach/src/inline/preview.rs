@@ -131,6 +131,8 @@ pub(super) struct Planned {
     pub text: Option<File>,
     /// The set of sampled blocks has 2^`set_log2` entries.
     pub set_log2: u32,
+    /// What a larger set would have taken too much of.
+    pub lacks: Option<&'static str>,
 }
 
 /// Plans what to do to a process, without doing any of it. With `uses_again`, code that an earlier recording left is
@@ -178,7 +180,7 @@ pub(super) fn plan(
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
             limits::check(pid, (0, set_log2), mappings)?;
-            return Ok(Planned { plan, leads, originals, text: Some(text), set_log2 });
+            return Ok(Planned { plan, leads, originals, text: Some(text), set_log2, lacks: None });
         }
     }
     if left >= MOST_LEFT {
@@ -191,11 +193,14 @@ pub(super) fn plan(
         let (draft, leads, originals) = draft(base, set_log2)?;
         let plan = Plan::new(draft, target.maps())?;
         limits::check(pid, (plan.range().end - plan.range().start, set_log2), mappings)?;
-        Ok(Planned { plan, leads, originals, text: None, set_log2 })
+        Ok(Planned { plan, leads, originals, text: None, set_log2, lacks: None })
     };
-    match new(sampled.set_log2) {
-        // A smaller set may fit.
-        Err(Refused::Limit { .. } | Refused::NoRoom) if sampled.set_log2 > LEAST_SET_LOG2 => new(LEAST_SET_LOG2),
-        planned => planned,
-    }
+    let planned = new(sampled.set_log2);
+    let lacks = match planned {
+        Err(Refused::Limit { name, .. }) if sampled.set_log2 > LEAST_SET_LOG2 => name,
+        Err(Refused::NoRoom) if sampled.set_log2 > LEAST_SET_LOG2 => "free addresses near its allocator",
+        planned => return planned,
+    };
+    // A smaller set may fit.
+    Ok(Planned { lacks: Some(lacks), ..new(LEAST_SET_LOG2)? })
 }

@@ -1,5 +1,6 @@
 //! Why a process is not hooked inline.
 
+use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
@@ -134,13 +135,29 @@ pub enum Refused {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Something cannot be read or written.
-    #[error("cannot access {what}: {source}")]
+    #[error("{what} could not be read or written: {}", plainly(source))]
     Read {
         /// What.
         what: &'static str,
         /// Why.
         source: io::Error,
     },
+}
+
+/// The error of a read or a write in plain words.
+fn plainly(source: &io::Error) -> Cow<'static, str> {
+    match (source.kind(), source.raw_os_error()) {
+        (io::ErrorKind::UnexpectedEof, _) => {
+            "it is gone (the process has ended or executed another program, or the file was truncated)".into()
+        }
+        (_, Some(libc::EIO)) => "a part of it is gone (the process has unmapped it, or a disk failed)".into(),
+        _ => source.to_string().into(),
+    }
+}
+
+/// Whether memory changed while it was read, as it does while a loader maps a library or unloads one.
+fn has_changed(source: &io::Error) -> bool {
+    source.kind() == io::ErrorKind::UnexpectedEof || source.raw_os_error() == Some(libc::EIO)
 }
 
 impl Refused {
@@ -154,6 +171,7 @@ impl Refused {
     pub fn may_pass_in(&self, pause: Duration) -> bool {
         match self {
             Self::Mappings => pause <= MAPPED_WITHIN,
+            Self::Read { source, .. } if has_changed(source) => pause <= MAPPED_WITHIN,
             Self::Hook(Remote::Busy { why: Busy::InCall, .. }) => pause <= SPARED_FOR,
             _ => self.may_pass(),
         }
@@ -170,5 +188,30 @@ impl Refused {
                 | Self::Claimed
                 | Self::Stays
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_is_said_in_plain_words_and_tried_again_if_it_changed() {
+        let read = |source: io::Error| Refused::Read { what: "the target's memory", source };
+        let soon = Duration::from_millis(10);
+        for (source, why, may_pass) in [
+            (io::ErrorKind::UnexpectedEof.into(), "the process has ended or executed another program", true),
+            (io::Error::from_raw_os_error(libc::EIO), "the process has unmapped it", true),
+            (io::Error::from_raw_os_error(libc::EACCES), "ermission denied", false),
+        ] {
+            let refused = read(source);
+            let text = refused.to_string();
+            assert!(text.starts_with("the target's memory could not be read") && text.contains(why), "{text}");
+            assert_eq!(
+                (refused.may_pass_in(soon), refused.may_pass_in(2 * MAPPED_WITHIN)),
+                (may_pass, false),
+                "{text}"
+            );
+        }
     }
 }

@@ -52,7 +52,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
     let table = table(&context);
     let mut writer = csv::Writer::from_writer(Vec::new());
     let mut header: Vec<String> = table.keys.iter().map(|key| (*key).to_owned()).collect();
-    header.push("samples".into());
+    header.extend(["samples", "incomplete_samples"].map(str::to_owned));
     for value in Value::shown_of(profile) {
         header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
     }
@@ -60,7 +60,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
     writer.write_record(&header)?;
     for row in &table.rows {
         let mut record: Vec<String> = row.keys.iter().map(Cell::text).collect();
-        record.push(row.pool.samples(Value::AllocSpace).to_string());
+        record.extend([row.pool.samples(Value::AllocSpace), row.pool.incomplete_samples()].map(|n| n.to_string()));
         for &value in Value::shown_of(profile) {
             if !row.pool.knows(profile, value) {
                 record.extend([String::new(), String::new(), String::new()]);
@@ -154,6 +154,7 @@ impl Row {
         };
         object.extend(named(&table.keys, &self.keys));
         object.insert("samples".into(), json!(self.pool.samples(Value::AllocSpace)));
+        object.insert("incomplete_samples".into(), json!(self.pool.incomplete_samples()));
         for &value in Value::shown_of(context.profile) {
             let known = self.pool.knows(context.profile, value);
             let estimate = known.then(|| self.pool.estimate(context.profile, value, context.options.confidence));
@@ -323,6 +324,15 @@ mod tests {
         names(By::File)(&["/src/server.cc", "/src/main.c", "/src/json.c", "[no file known: /srv/lib/libjson.so]"]);
         names(By::Program)(&["server (4242)", "(4300)"]);
         names(By::Thread)(&["server (4242) / worker", "(4300) / worker"]);
+    }
+
+    #[test]
+    fn rows_have_the_number_of_their_samples_that_lack_callers() {
+        let options = ReportOptions { by: By::Program, ..ReportOptions::default() };
+        let json: Json = serde_json::from_str(&json(&testing::small(), &options).expect("JSON")).expect("JSON");
+        let counts = |row: &Json| ["samples", "incomplete_samples"].map(|key| row[key].as_u64());
+        let counts: Vec<[Option<u64>; 2]> = json["rows"].as_array().expect("rows").iter().map(counts).collect();
+        assert_eq!(counts, [[Some(49), Some(0)], [Some(11), Some(2)]]);
     }
 
     #[test]

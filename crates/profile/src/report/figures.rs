@@ -10,6 +10,12 @@ use crate::report::text::{Column, Style, Table, wrap};
 use crate::units;
 use crate::value::Value;
 
+/// Share of samples with an incomplete stack above which it is shown with a row, 0 to 1. Such samples lack callers, so
+/// these callers' rows are too small.
+const LEAST_INCOMPLETE: f64 = 0.05;
+/// Maximum number of rows with which it is shown.
+const MOST_INCOMPLETE: usize = 3;
+
 /// A table of pools: number, share, up to five figures, and further columns from the caller.
 pub(super) struct FigureTable {
     table: Table,
@@ -20,6 +26,10 @@ pub(super) struct FigureTable {
     partial: bool,
     /// Reasons why figures have no interval.
     reasons: BTreeSet<&'static str>,
+    /// Which of the caller's columns has the name of a row.
+    name: Option<usize>,
+    /// Rows many of whose samples have incomplete stacks: name, and share of such samples.
+    incomplete: Vec<(String, f64)>,
 }
 
 fn values(context: &Context) -> &'static [Value] {
@@ -78,7 +88,9 @@ impl FigureTable {
             }
         }
         columns.extend(more.iter().cloned());
-        Self { table: Table::new(columns), rows: 0, numbered: false, partial: false, reasons: BTreeSet::new() }
+        let name = more.iter().position(|column| column.style == Style::Name);
+        let (table, reasons, incomplete) = (Table::new(columns), BTreeSet::new(), Vec::new());
+        Self { table, rows: 0, numbered: false, partial: false, reasons, name, incomplete }
     }
 
     /// Adds a row.
@@ -98,6 +110,8 @@ impl FigureTable {
                 cells.push(context.guaranteed(pool, value));
             }
         }
+        let name = self.name.and_then(|at| more.get(at)).filter(|_| pool.incomplete_share() > LEAST_INCOMPLETE);
+        self.incomplete.extend(name.map(|name| (name.trim().to_owned(), pool.incomplete_share())));
         cells.extend(more);
         self.table.row(cells);
     }
@@ -107,7 +121,7 @@ impl FigureTable {
         self.table.lines(context.width, context.options.color)
     }
 
-    /// Remarks about the intervals.
+    /// Remarks about the intervals and the stacks.
     pub(super) fn notes(&self, context: &Context) -> Vec<String> {
         let mut notes = Vec::new();
         if self.partial {
@@ -121,6 +135,13 @@ impl FigureTable {
         if context.options.guaranteed && context.profile.header.criterion == Criterion::Bytes {
             let note = "GUARANTEED: from the offset of each sample in its block; coverage holds for every mix of sizes";
             notes.push(note.to_owned());
+        }
+        if context.whole.incomplete_share() > LEAST_INCOMPLETE && !self.incomplete.is_empty() {
+            let shown = self.incomplete.iter().take(MOST_INCOMPLETE);
+            let shown: Vec<String> =
+                shown.map(|(name, share)| format!("{} of {name}", units::percent(*share))).collect();
+            let more = if self.incomplete.len() > MOST_INCOMPLETE { ", …" } else { "" };
+            notes.push(format!("samples whose stacks lack callers: {}{more}", shown.join(", ")));
         }
         let lines = notes.iter().flat_map(|note| wrap(note, context.width));
         lines.map(|line| context.paint(Style::Dim, &line)).collect()

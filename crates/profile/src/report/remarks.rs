@@ -202,12 +202,29 @@ fn incomplete(context: &Context) -> Option<String> {
         .map(|(reason, count)| format!("{reason} ({})", units::count(*count as f64)))
         .collect();
     Some(format!(
-        "{} of {} ({}) have an incomplete stack: {}",
+        "{} of {} ({}) have an incomplete stack: {}{}",
         units::count(cut as f64),
         plural(samples, "sample"),
         units::percent(cut as f64 / samples.max(1) as f64),
-        named.join(", ")
+        named.join(", "),
+        incomplete_by_program(context)
     ))
+}
+
+/// The share of samples with an incomplete stack in each program that has any, if there are several programs.
+fn incomplete_by_program(context: &Context) -> String {
+    let mut programs = entries(context, GroupBy::Program);
+    let is_alone = programs.len() == 1;
+    programs.retain(|program| program.pool.incomplete_samples() > 0);
+    if is_alone || programs.is_empty() {
+        return String::new();
+    }
+    let share = |program: &Entry| program.pool.incomplete_share();
+    programs.sort_by(|a, b| share(b).total_cmp(&share(a)).then_with(|| a.name.cmp(&b.name)));
+    let shown =
+        programs.iter().take(MOST).map(|program| format!("{} {}", program.name, units::percent(share(program))));
+    let more = if programs.len() > MOST { ", …" } else { "" };
+    format!("; by program: {}{more}", shown.collect::<Vec<_>>().join(", "))
 }
 
 /// Processes whose samples contradict their exact counts, with the counters that may explain it.

@@ -10,6 +10,7 @@ use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, width};
 use crate::units;
 use crate::value::Value;
+use heapbpf_audit::Hook;
 
 /// Maximum number of programs named.
 const PROGRAMS: usize = 3;
@@ -103,11 +104,15 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     let lost = profile.losses().alloc.samples;
     if lost > 0 {
         let of = samples.saturating_add(lost);
-        add(format!("{}, {} of all", plural(lost, "lost sample"), share(lost, of)), "--ring-bytes");
+        add(format!("{}, {} of all", plural(lost, "lost sample"), share(lost, of)), "a larger -i");
     }
     if count("untracked") > 0 {
         let untracked = count("untracked");
-        let remedy = if count("set_full") == 0 { "--live-max" } else { "--live-max, or a larger -i" };
+        let remedy = match count("set_full") {
+            0 => "--live-max",
+            full if full < untracked => "--live-max, or a larger -i",
+            _ => "a larger -i",
+        };
         add(format!("frees of {}, {} of all", plural(untracked, "sample"), share(untracked, samples)), remedy);
     }
     if profile.header.time_windows {
@@ -138,6 +143,9 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     if let Some((most, _)) = reasons.into_iter().max_by_key(|(_, samples)| *samples).filter(|_| cut * 100 > samples) {
         // If an option helps, the reason names it: "… (see --stack-bytes)".
         let remedy = most.split_once("(see ").map_or(most, |(_, option)| option.trim_end_matches(')'));
+        // Processes that are probed cannot wait.
+        let can_wait = !profile.processes.iter().all(|process| process.hook == Some(Hook::Probe));
+        let remedy = if can_wait { remedy } else { remedy.trim_start_matches("--lossless, or ") };
         add(format!("whole stacks of {} of the samples", share(cut, samples)), remedy);
     }
     found
@@ -153,9 +161,28 @@ fn late(profile: &Profile) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::model::Stack;
     use crate::report::{ReportOptions, report};
     use crate::testing;
-    use crate::value::Value;
+
+    #[test]
+    fn only_processes_with_inline_hooks_are_advised_to_wait() {
+        let options = ReportOptions::default();
+        let advice = |hook| {
+            let mut profile = testing::small().only_process(1);
+            profile.processes[0].hook = Some(hook);
+            let cut = "the stacks ring was full (see --lossless, or a larger -i)";
+            for row in &mut profile.rows {
+                let whole = Stack::clone(&row.key.stack);
+                row.key.stack = Stack { cut: Some(cut.into()), ..whole }.into();
+            }
+            given_up(&Context::new(&profile, &options)).pop()
+        };
+        let whole = |remedy| Some(format!("whole stacks of 100 % of the samples ({remedy})"));
+        assert_eq!(advice(Hook::Inline), whole("--lossless, or a larger -i"));
+        assert_eq!(advice(Hook::Probe), whole("a larger -i"));
+    }
 
     /// Allocations hidden by another recording's inline hooks are in no figure. The report lists that first among what
     /// was missed, no figure of allocation has an error bar, and nothing claims that everything was counted.

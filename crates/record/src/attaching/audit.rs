@@ -11,8 +11,10 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleTable;
 use heapbpf_host::processes::Generation;
 use heapbpf_probes::{ProbeKind, Runtime};
+use heapbpf_profile::units;
 
-use super::probes::{Attaching, Look};
+use super::probes::{Attaching, Look, Spent};
+use super::targets::LateForks;
 
 /// The profile's note about `--mmap`.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), except those that an \
@@ -113,6 +115,7 @@ impl Attaching {
             .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
             .chain(unseen)
             .chain(self.missed_remarks(seen))
+            .chain(self.late_forks())
             .chain(self.gaps_after_exec())
             .chain(self.others.remark(seen))
             .chain(mappings)
@@ -126,6 +129,19 @@ impl Attaching {
 
     fn missed_remarks(&self, seen: &HashSet<u32>) -> Vec<String> {
         self.missed.remarks(seen, |forked| self.targets.was_hooked_at(forked.parent, forked.since_ns))
+    }
+
+    /// Reports how much was counted of children that were forked before links served them.
+    fn late_forks(&self) -> Option<String> {
+        let LateForks { processes, all_ns, counted_ns } = self.targets.late_forks(Spent::of_living);
+        let (were, them) = if processes == 1 { ("child was", "it") } else { ("children were", "them") };
+        let share = units::percent(counted_ns as f64 / all_ns.max(1) as f64);
+        (processes > 0).then(|| {
+            format!(
+                "{processes} {were} forked before probes served {them}: {share} of the CPU time was counted, and what \
+                 was allocated until then is missing. Inline hooks are inherited (--hook inline)"
+            )
+        })
     }
 
     /// Reports for which named targets the first calls after an exec are missing. The new program may have no line in

@@ -5,10 +5,11 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::processes::{GenerationId, HostChange, starts_agree};
+use heapbpf_kernel::totals;
 
 use super::mapped::{mapped_since, modules_of};
 use super::modules::Unhooked;
-use super::probes::{Attaching, Look, is_alive};
+use super::probes::{Attaching, Look, Spent, UnderWay, is_alive};
 
 /// Capacity that the list of host changes keeps while few occur.
 const ROOM_FOR_CHANGES: usize = 256;
@@ -72,9 +73,9 @@ impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.functions().len();
-        for (generation, module) in std::mem::take(&mut self.under_way) {
+        for under_way in std::mem::take(&mut self.under_way) {
             if !self.is_over() {
-                self.mapped(host, generation, module, true);
+                self.mapped(host, under_way, true);
             }
         }
         let mut changes = std::mem::take(&mut self.changes);
@@ -100,7 +101,7 @@ impl Attaching {
                 HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { generation, module, .. } => {
                     self.note_others_hooks(host, generation, module);
-                    self.mapped(host, generation, module, false);
+                    self.mapped(host, UnderWay { generation, module, began: None }, false);
                 }
                 HostChange::Started(generation) if !self.global => self.started(host, generation),
                 HostChange::Started(generation) => {
@@ -135,20 +136,21 @@ impl Attaching {
         if self.is_over() {
             return;
         }
-        for (generation, module) in std::mem::take(&mut self.under_way) {
-            if let Ok(look) = self.look_at(host, module) {
-                self.modules.entry(module).or_insert(look);
+        for under_way in std::mem::take(&mut self.under_way) {
+            if let Ok(look) = self.look_at(host, under_way.module) {
+                self.modules.entry(under_way.module).or_insert(look);
             }
-            self.mapped(host, generation, module, true);
+            self.mapped(host, under_way, true);
         }
         // Processes that still wait for their inline hooks will not get them any more.
-        for (generation, _) in std::mem::take(&mut self.under_way) {
-            self.too_late_for(host, generation);
+        for under_way in std::mem::take(&mut self.under_way) {
+            self.too_late_for(host, under_way.generation);
         }
     }
 
     /// Handles a module that a process mapped. `again`: it was still being examined the last time.
-    fn mapped(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId, again: bool) {
+    fn mapped(&mut self, host: &mut Host, mapped: UnderWay, again: bool) {
+        let UnderWay { generation, module, began } = mapped;
         let pid = generation.pid;
         if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(generation) {
             let is_named = self.targets.named_alive.contains(&pid);
@@ -158,11 +160,13 @@ impl Attaching {
             }
             return;
         }
+        let began = began.or_else(|| self.takes_in().then(|| Spent::now(pid)));
+        let under_way = UnderWay { generation, module, began };
         let known = self.targets.coverages.contains_key(&pid);
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
         // Examining a large file takes seconds, so files of other programs are not examined.
         if is_concerned && self.is_examined_aside(host, module) {
-            self.under_way.push((generation, module));
+            self.under_way.push(under_way);
             return;
         }
         self.note_exec(pid);
@@ -190,7 +194,7 @@ impl Attaching {
         let was_inline = self.is_hooked_inline(module, pid);
         let attempt = self.hook_module_in(host, module, pid);
         if attempt == Err(Unhooked::Waits) {
-            self.under_way.push((generation, module));
+            self.under_way.push(under_way);
             return;
         }
         if attempt.is_ok() {
@@ -206,12 +210,30 @@ impl Attaching {
         if let Some(hooked_ns) = hooked_ns {
             let hooked_ns = if is_late { monotonic_ns() } else { hooked_ns };
             self.targets.hooked(pid, had_ns, hooked_ns);
+            if let Some(began) = began.filter(|_| hooked_ns > had_ns) {
+                self.note_lacked(pid, (had_ns, hooked_ns), began);
+            }
         }
         match missed {
             Missed::Unchanged => {}
             Missed::No => self.missed.has_one_hooked(pid),
             Missed::IfEnded => self.too_late_for(host, generation),
             Missed::Yes => self.note_missed(host, generation),
+        }
+    }
+
+    /// Notes that calls of an allocator in a process were not counted between two times (CLOCK_MONOTONIC). `began`:
+    /// when the allocator's file was first looked at.
+    fn note_lacked(&mut self, pid: u32, (had_ns, hooked_ns): (u64, u64), began: Spent) {
+        let had_ns = had_ns.max(self.targets.coverages.get(&pid).map_or(0, |coverage| coverage.since_ns));
+        let gap_ms = hooked_ns.saturating_sub(had_ns) as f64 * 1e-6;
+        log::info!("process {pid}: calls of an allocator are counted from {gap_ms:.1} ms after it was mapped");
+        // What it used until then is not known. One thread cannot have used more than the time that passed.
+        let before_ns = began.at_ns.saturating_sub(had_ns);
+        let since_ns = Spent::now(pid).cpu_ns.saturating_sub(began.cpu_ns);
+        let program = totals::program_of(&self.programs, pid).ok().flatten();
+        if let Some((activity, program)) = self.activity.as_mut().zip(program) {
+            activity.lacked(program, before_ns.saturating_add(since_ns));
         }
     }
 
@@ -225,7 +247,7 @@ impl Attaching {
         self.standing.note_announcing(pid, false);
         let Some(generation) = host.processes().current(pid).map(|generation| generation.id) else { return };
         for module in modules_of(host, pid) {
-            self.mapped(host, generation, module, false);
+            self.mapped(host, UnderWay { generation, module, began: None }, false);
         }
     }
 
@@ -320,6 +342,7 @@ impl Attaching {
         modules.sort_unstable();
         modules.dedup();
         let is_announcing = self.standing.announces_for_lack_of_allocator(child);
+        let mut served_ns = 0;
         for module in modules {
             let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
             if self.is_over() {
@@ -328,8 +351,21 @@ impl Attaching {
             if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_announcing {
                 let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
                 self.targets.hooked(child, time_ns, hooked_ns);
+                served_ns = hooked_ns.max(served_ns);
             }
         }
+        if served_ns > time_ns {
+            self.note_late_fork(child, (time_ns, served_ns));
+        }
+    }
+
+    /// Notes that links have served a process only since some time after its fork (both CLOCK_MONOTONIC).
+    fn note_late_fork(&mut self, child: u32, (forked_ns, served_ns): (u64, u64)) {
+        let Spent { at_ns, cpu_ns } = Spent::now(child);
+        // It has used the rest since then.
+        let share = served_ns.saturating_sub(forked_ns) as f64 / at_ns.saturating_sub(forked_ns).max(1) as f64;
+        let missed_ns = (cpu_ns as f64 * share.min(1.0)) as u64;
+        self.targets.forked_late(child, is_alive(child).then_some(missed_ns));
     }
 }
 

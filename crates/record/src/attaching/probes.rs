@@ -31,7 +31,7 @@ use super::refusals::Refusals;
 use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
 use crate::budget::activity::Activity;
-use crate::cost::cpus;
+use crate::cost::{cpu_time, cpus};
 use crate::plan::Targets;
 
 /// Time between checks of modules that other threads are still examining, or that wait to be hooked inline. Their
@@ -64,6 +64,35 @@ impl Look {
     pub(super) fn probed_file(&self) -> Option<FileKey> {
         if let Self::Hook(key) | Self::Announces(key) = self { Some(*key) } else { None }
     }
+}
+
+/// CPU time of a process at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    /// The moment (CLOCK_MONOTONIC).
+    pub(super) at_ns: u64,
+    /// CPU time of all its threads, ns; 0 if it has ended.
+    pub(super) cpu_ns: u64,
+}
+
+impl Spent {
+    pub(super) fn now(pid: u32) -> Self {
+        Self { at_ns: monotonic_ns(), cpu_ns: Self::of_living(pid).unwrap_or(0) }
+    }
+
+    /// CPU time of all threads of a process now, ns. `None` if it has ended.
+    pub(super) fn of_living(pid: u32) -> Option<u64> {
+        cpu_time::of_process(pid).map(|seconds| (seconds * 1e9) as u64)
+    }
+}
+
+/// A module that a process mapped, and that another thread is still examining or that waits to be hooked inline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnderWay {
+    pub(super) generation: GenerationId,
+    pub(super) module: ModuleId,
+    /// When it was first looked at, where processes are hooked one by one.
+    pub(super) began: Option<Spent>,
 }
 
 /// The probes of a recording.
@@ -119,7 +148,7 @@ pub struct Attaching {
     /// Whether the recording has not begun yet.
     pub(super) is_starting: bool,
     /// Modules that processes mapped and that other threads are still examining, or that wait to be hooked inline.
-    pub(super) under_way: Vec<(GenerationId, ModuleId)>,
+    pub(super) under_way: Vec<UnderWay>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.

@@ -24,7 +24,7 @@ use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
 
 use super::mapped::modules_of;
 use super::modules::Unhooked;
-use super::probes::{Attaching, Look, is_alive};
+use super::probes::{Attaching, Look, Spent, is_alive};
 use crate::budget::activity::CpuTime;
 
 /// How long to wait for a program's loader. If the program stops meanwhile, it is hooked as it is.
@@ -154,7 +154,10 @@ impl Attaching {
 
     /// Share of a process's CPU time in which its calls were counted; `None` if it is not known.
     pub(crate) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
-        let looked = self.activity.as_ref()?.of(process).map(CpuTime::share);
+        let Some(activity) = &self.activity else {
+            return self.targets.share_if_late(process.tgid, || Spent::of_living(process.tgid));
+        };
+        let looked = activity.of(process).map(CpuTime::share);
         // Some processes start and end between two checks.
         let is_inline = self.standing.hook(process.tgid) == Hook::Inline;
         looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))

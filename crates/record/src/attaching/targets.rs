@@ -44,6 +44,43 @@ impl Seen {
     pub const WHOLE: Self = Self { share: 1.0, was_hidden: false };
 }
 
+/// CPU time of a process that was forked before links served it.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    /// [`Coverage::since_ns`] of the program that was forked.
+    since_ns: u64,
+    /// Until links served it, ns; `None` if it ended before.
+    missed_ns: Option<u64>,
+    /// In all, ns, if it has ended.
+    all_ns: Option<u64>,
+}
+
+impl Late {
+    /// How much of this CPU time was counted, ns.
+    fn counted_ns(&self, all_ns: u64) -> u64 {
+        self.missed_ns.map_or(0, |missed_ns| all_ns.saturating_sub(missed_ns))
+    }
+}
+
+/// Processes that were forked before links served them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LateForks {
+    /// Their number.
+    pub processes: u64,
+    /// Their CPU time, ns.
+    pub all_ns: u64,
+    /// The part of it in which their calls were counted, ns.
+    pub counted_ns: u64,
+}
+
+impl LateForks {
+    fn add(&mut self, late: &Late, all_ns: u64) {
+        self.processes += 1;
+        self.all_ns = self.all_ns.saturating_add(all_ns);
+        self.counted_ns = self.counted_ns.saturating_add(late.counted_ns(all_ns));
+    }
+}
+
 /// Coverage of a target process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coverage {
@@ -64,6 +101,8 @@ pub struct Coverage {
     pub at_attach_bytes: Option<u64>,
     /// When probes did not see it.
     unseen: Unseen,
+    /// Set if it was forked before links served it.
+    late: Option<Late>,
     /// CLOCK_MONOTONIC when its own links, or its inline hooks, were detached.
     given_up_ns: Option<u64>,
 }
@@ -108,6 +147,8 @@ pub struct TargetSet {
     hooks_each: bool,
     /// What glibc had in use in processes that already ran.
     found_at_attach: Found,
+    /// Ended processes that were forked before links served them.
+    late_ended: LateForks,
 }
 
 impl TargetSet {
@@ -151,6 +192,7 @@ impl TargetSet {
                 until_ns: None,
                 at_attach_bytes: Some(0),
                 unseen: Unseen::default(),
+                late: coverage.late,
                 given_up_ns: None,
             };
             let begun = std::mem::replace(coverage, next);
@@ -176,6 +218,43 @@ impl TargetSet {
             coverage.uncovered_ns += gap_ns;
             coverage.gap_until_ns = coverage.gap_until_ns.max(now_ns);
         }
+    }
+
+    /// Notes that a process was forked before links served it. `missed_ns`: CPU time that it had used by then; `None`
+    /// if it had ended.
+    pub fn forked_late(&mut self, pid: u32, missed_ns: Option<u64>) {
+        if let Some(coverage) = self.coverages.get_mut(&pid) {
+            coverage.late = Some(Late { since_ns: coverage.since_ns, missed_ns, all_ns: None });
+        }
+    }
+
+    /// Notes the CPU time, ns, that a process has used at its end. A second report is ignored.
+    pub fn used(&mut self, pid: u32, all_ns: u64) {
+        let late = self.coverages.get_mut(&pid).and_then(|coverage| coverage.late.as_mut());
+        if let Some(late) = late.filter(|late| late.all_ns.is_none()) {
+            late.all_ns = Some(all_ns);
+            self.late_ended.add(late, all_ns);
+        }
+    }
+
+    /// Share of its CPU time in which a process was counted that was forked before links served it; `None` for others,
+    /// and after an exec. `cpu_ns`: the CPU time that it has used, if it runs.
+    pub fn share_if_late(&self, pid: u32, cpu_ns: impl FnOnce() -> Option<u64>) -> Option<f64> {
+        let coverage = self.coverages.get(&pid)?;
+        let late = coverage.late.filter(|late| late.since_ns == coverage.since_ns)?;
+        let all_ns = late.all_ns.or_else(cpu_ns)?;
+        Some(late.counted_ns(all_ns) as f64 / all_ns.max(1) as f64)
+    }
+
+    /// The processes that were forked before links served them. `cpu_ns`: the CPU time that a running one has used.
+    pub fn late_forks(&self, cpu_ns: impl Fn(u32) -> Option<u64>) -> LateForks {
+        let mut forks = self.late_ended;
+        for (pid, coverage) in &self.coverages {
+            if let Some(late) = coverage.late.filter(|late| late.all_ns.is_none()) {
+                forks.add(&late, cpu_ns(*pid).unwrap_or(0));
+            }
+        }
+        forks
     }
 
     /// Whether a process was hooked at a given time (CLOCK_MONOTONIC), in the program that it ran then.
@@ -308,6 +387,31 @@ impl TargetSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_those_that_were_forked_too_early_the_counted_cpu_time_is_known() {
+        let mut targets = TargetSet::default();
+        (1..=4).for_each(|pid| targets.begin(pid, 100));
+        targets.forked_late(1, Some(40));
+        targets.forked_late(2, None);
+        targets.forked_late(3, Some(30));
+        assert_eq!(targets.share_if_late(1, || Some(100)), Some(0.6));
+        assert_eq!(targets.share_if_late(4, || Some(100)), None, "links served it from its fork on");
+        targets.used(1, 160);
+        targets.used(1, 999);
+        targets.used(2, 50);
+        targets.used(4, 70);
+        assert_eq!([1, 2, 3].map(|pid| targets.share_if_late(pid, || None)), [Some(0.75), Some(0.0), None]);
+        let forks = LateForks { processes: 3, all_ns: 310, counted_ns: 190 };
+        assert_eq!(targets.late_forks(|_| Some(100)), forks);
+        targets.generation_began(3, 150);
+        assert_eq!(targets.share_if_late(3, || Some(100)), None, "its next program was served");
+        assert_eq!(targets.late_forks(|_| Some(100)), forks);
+        targets.end(1, 200);
+        targets.end(2, 200);
+        targets.forget(300);
+        assert_eq!(targets.late_forks(|_| Some(100)), forks, "the ended count although they are forgotten");
+    }
 
     #[test]
     fn the_ended_are_forgotten_in_time() {

@@ -45,6 +45,8 @@ struct Known {
     cpu_ns: u64,
     before_ns: u64,
     standing: Standing,
+    /// CPU time in which only some of its allocators were counted, ns.
+    lacked_ns: u64,
     /// Whether it was a target at a check by which it had used CPU time, with this program or an earlier one.
     is_target: bool,
     /// CPU time as a target with the programs that it ran before.
@@ -79,7 +81,7 @@ impl Known {
     /// CPU time with its present program.
     fn cpu(&self) -> CpuTime {
         let counted_ns = match self.standing {
-            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)),
+            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)).saturating_sub(self.lacked_ns),
             Standing::Uncounted | Standing::Refused => 0,
             Standing::GivenUp(ns) => ns,
         };
@@ -283,6 +285,15 @@ impl Activity {
         self.late_ns += ns;
     }
 
+    /// Notes that a counted process used this much CPU time, ns, before an allocator was counted that it had loaded.
+    pub fn lacked(&mut self, process: ProcessKey, ns: u64) {
+        // A check finds that a process that is not known yet was counted from its start if it started in the
+        // recording.
+        let standing = if process.start_ns >= self.began_ns { Standing::Since(0) } else { Standing::Uncounted };
+        let known = self.processes.entry(process).or_insert(Known { standing, ..Known::default() });
+        known.lacked_ns = known.lacked_ns.saturating_add(ns);
+    }
+
     /// Notes that a process could not be hooked now. Returns whether it is tried again.
     pub fn postponed(&mut self, process: ProcessKey, now_ns: u64) -> bool {
         let Some(known) = self.processes.get_mut(&process) else { return false };
@@ -368,6 +379,32 @@ mod tests {
         activity.missed(3 * MS);
         let ended = Progress { ended_counted_ns: 10 * MS, ended_uncounted_ns: 2 * MS, ..Progress::default() };
         assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 12 * MS, counted_ns: 7 * MS });
+    }
+
+    /// One process began before the recording, and one in it. The second is not known yet when it loads an allocator.
+    #[test]
+    fn what_a_process_used_before_a_loaded_allocator_was_hooked_is_not_counted() {
+        let mut activity = Activity::new(2, 1, true);
+        let [old, new] = [0, 5].map(|start_ns| ProcessKey { tgid: 1, start_ns, exec_id: 0 });
+        let look = |activity: &mut Activity, cpu_ms: &[(ProcessKey, u64)], now_ms: u64| {
+            let thread = |(process, ms): &(ProcessKey, u64)| LivingThread {
+                process: *process,
+                memory_users: 1,
+                cpu_ns: ms * MS,
+            };
+            let threads: Vec<_> = cpu_ms.iter().map(thread).collect();
+            activity.look(&threads, now_ms * MS, |_| true, |_| true);
+        };
+        look(&mut activity, &[(old, 1000)], 100);
+        activity.lacked(old, 20 * MS);
+        activity.lacked(new, 30 * MS);
+        look(&mut activity, &[(old, 1100), (new, 40)], 200);
+        assert_eq!(activity.of(old), Some(CpuTime { all_ns: 100 * MS, counted_ns: 80 * MS }));
+        assert_eq!(activity.of(new), Some(CpuTime { all_ns: 40 * MS, counted_ns: 10 * MS }));
+        // The BPF programs add up what began in the recording as counted.
+        look(&mut activity, &[], 300);
+        let ended = Progress { ended_counted_ns: 40 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 140 * MS, counted_ns: 90 * MS });
     }
 
     #[test]

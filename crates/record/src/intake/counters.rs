@@ -18,6 +18,8 @@ pub struct DaemonCounters {
     pub records_unknown: u64,
     /// Samples whose stack copy did not arrive.
     pub stacks_missing: u64,
+    /// Stacks that are incomplete because the stacks ring had no space for a longer copy.
+    pub stacks_shortened: u64,
     /// Stacks that were unwound.
     pub stacks_unwound: u64,
     /// Of these, repeated stacks, which only cost a comparison.

@@ -27,6 +27,8 @@ pub enum ProcessEvent {
         process: ProcessKey,
         /// CLOCK_MONOTONIC.
         time_ns: u64,
+        /// CPU time that it has used, also with the programs that it ran before, ns.
+        cpu_ns: u64,
     },
     /// A process that nothing had counted ended or executed another program.
     Uncounted {

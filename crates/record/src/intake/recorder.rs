@@ -318,7 +318,8 @@ impl Recorder {
                 processes.push(ProcessEvent::Replaced { ended: record.process, time_ns: record.time_ns });
             }
             Event::Exit(record) => {
-                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns });
+                let cpu_ns = 1000 * u64::from(record.cpu_us);
+                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns, cpu_ns });
             }
             Event::Uncounted(record) => {
                 processes.push(ProcessEvent::Uncounted { ended: record.process, time_ns: record.time_ns });

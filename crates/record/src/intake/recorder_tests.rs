@@ -131,7 +131,7 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
     let process = |kind, time_ns| ProcessRecord { kind, time_ns, process: PROCESS, next: CHILD, ..Default::default() };
     let free = FreeRecord { kind: kind::FREE, sample: 1, time_ns: 40, space: PROCESS, ..Default::default() };
     let events = [
-        Event::Exit(process(kind::EXIT, 70)),
+        Event::Exit(ProcessRecord { cpu_us: 9, ..process(kind::EXIT, 70) }),
         Event::Free(free),
         Event::Allocation(allocation(1, stack_kind::FRAME_POINTERS)),
         Event::Fork(process(kind::FORK, 20)),
@@ -145,7 +145,7 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
         ProcessEvent::Reset { pid: PROCESS.tgid },
         ProcessEvent::Uncounted { ended: PROCESS, time_ns: 55 },
         ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
-        ProcessEvent::Ended { process: PROCESS, time_ns: 70 },
+        ProcessEvent::Ended { process: PROCESS, time_ns: 70, cpu_ns: 9000 },
     ];
     assert_eq!(processes, expected);
     let estimated = recorder.heap.estimated();

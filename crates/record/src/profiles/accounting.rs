@@ -4,10 +4,12 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use heapbpf_attach::inline::SetBound;
 use heapbpf_audit::{FileAudit, Hook};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Criterion, Process, Profile};
 use heapbpf_profile::units;
+use heapbpf_statistics::plan::LARGEST_INTERVAL;
 use sampler_ebpf::abi::Counters;
 
 use crate::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
@@ -166,6 +168,7 @@ pub fn stats(
         ("mappings_reconciled", daemon.mappings_reconciled),
         ("stacks_lost", counters.stacks_lost),
         ("stacks_missing", daemon.stacks_missing),
+        ("stacks_shortened", daemon.stacks_shortened),
         ("stacks_unwound", daemon.stacks_unwound),
         ("stacks_repeated", daemon.stacks_repeated),
         ("stacks_complete", daemon.stacks_complete),
@@ -221,79 +224,118 @@ pub fn stats(
     }
 }
 
-/// What helps if samples arrive faster than they are taken in.
-const FEWER: &str = "Use a larger -i, or --lossless (targets with inline hooks then wait)";
+/// What a recording can do about losses.
+#[derive(Clone, Copy, Debug)]
+pub struct Remedies<'a> {
+    /// Which allocations are sampled.
+    pub sampling: &'a SamplingPlan,
+    /// Whether processes with inline hooks could wait.
+    pub can_wait: bool,
+    /// Samples that did not fit into the set in their process, by what limits the set.
+    pub sets_full: &'a BTreeMap<SetBound, u64>,
+}
+
+impl Remedies<'_> {
+    /// What helps if samples arrive faster than they are taken in.
+    fn fewer(&self, counters: &Counters, daemon: &DaemonCounters) -> String {
+        let incomplete = counters.stacks_lost + daemon.stacks_missing + daemon.stacks_shortened;
+        let interval = self.interval_for(counters, counters.submitted.saturating_sub(incomplete) / 2);
+        let interval = interval.map_or_else(|| "a larger -i".to_owned(), |interval| format!("-i {interval} or larger"));
+        let wait = if self.can_wait { ", or --lossless (targets with inline hooks then wait)" } else { "" };
+        format!("Use {interval}{wait}")
+    }
+
+    /// The smallest power of two above the sampling interval at which about this many samples would have been taken.
+    /// `None` if the interval changes by itself or depends on the size.
+    fn interval_for(&self, counters: &Counters, samples: u64) -> Option<u64> {
+        let SamplingPlan { interval, criterion, automatic, .. } = *self.sampling;
+        let (calls, bytes) = (exact_objects(counters) as f64, exact_bytes(counters) as f64);
+        let taken = |interval: u64| match criterion {
+            // Sizes that vary around this mean are sampled less often (Jensen's inequality).
+            Criterion::Bytes => calls * -f64::exp_m1(bytes / calls * f64::ln_1p(-1.0 / interval as f64)),
+            Criterion::Allocations | Criterion::SizeClass => calls / interval as f64,
+        };
+        let larger = (1..=LARGEST_INTERVAL.ilog2()).map(|exponent| 1 << exponent).filter(|larger| *larger > interval);
+        let is_known = !automatic && criterion != Criterion::SizeClass && calls > 0.0;
+        larger.filter(|_| is_known).find(|larger| taken(*larger) <= samples as f64)
+    }
+}
+
+/// What limits the set of sampled blocks in a process, and what makes room.
+fn why_set_is_full(bound: SetBound) -> String {
+    match bound {
+        SetBound::Size(blocks) => format!(
+            "the set of sampled blocks in their process has room for {}, which its size and the interval decided when it \
+             was hooked. Use a larger -i",
+            units::count(blocks as f64)
+        ),
+        SetBound::LiveMax(most) => {
+            format!("the set of sampled blocks in their process was made for --live-max {most}. Raise --live-max")
+        }
+        SetBound::Limit(name) => format!(
+            "the set of sampled blocks in their process could not be larger, because of the limit on {name}. Use a \
+             larger -i, or raise that limit"
+        ),
+        SetBound::Largest => "no set of sampled blocks in a process is larger than theirs. Use a larger -i".into(),
+    }
+}
 
 /// Remarks that the user must see next to the figures.
-pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
-    let mut remarks = Vec::new();
-    let mut remark = |n: u64, of: u64, [what, why]: [&str; 2]| {
-        if n > 0 {
-            let share = 100.0 * n as f64 / of.max(1) as f64;
-            remarks.push(format!("{} {what} ({share:.2} %): {why}", units::count(n as f64)));
-        }
-    };
-    remark(
-        counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
-        counters.sampled,
-        [
-            "samples were lost",
-            &format!(
-                "the events ring was full. What they stand for is under [records lost], and error bars allow for it. {FEWER}"
-            ),
-        ],
-    );
-    remark(
-        daemon.allocations_reconciled,
-        counters.sampled,
-        [
-            "samples are known only from the kernel's live map",
-            &format!("the events ring was full. They are under [stack lost]. {FEWER}"),
-        ],
-    );
-    remark(
-        counters.untracked.saturating_sub(counters.set_full),
-        counters.submitted,
-        [
-            "samples were not tracked",
-            "the live map was full. In-use figures leave them out, and error bars allow for them. Raise --live-max",
-        ],
-    );
-    remark(
-        counters.set_full,
-        counters.submitted,
-        [
-            "samples were not tracked",
-            "their process has no space for more. In-use figures leave them out, and error bars allow for them. \
-             Use a larger -i, or raise --live-max if the process's limits allow it",
-        ],
-    );
-    remark(
-        counters.stacks_lost + daemon.stacks_missing,
-        counters.submitted,
-        ["samples have only their caller as a stack", &format!("the stacks ring was full. {FEWER}")],
-    );
-    remark(
-        counters.lost_no_thread_state,
-        counters.hits(),
-        ["calls were not counted", "the kernel gave no thread state"],
-    );
+pub fn remarks(counters: &Counters, daemon: &DaemonCounters, remedies: &Remedies<'_>) -> Vec<String> {
+    let fewer = remedies.fewer(counters, daemon);
+    let mut remarks = of_samples(counters, daemon, remedies, &fewer);
     if counters.unmaps_lost > 0 {
         remarks.push(format!(
             "{} unmappings were not reported, most likely because the events ring was full. Mappings that are gone \
-             were looked up; error bars of in-use figures allow for the others. {FEWER}",
+             were looked up; error bars of in-use figures allow for the others. {fewer}",
             units::count(counters.unmaps_lost as f64)
         ));
     }
     if daemon.ends_found > 0 {
         remarks.push(format!(
             "{} process exits or execs were not reported, mostly because the events ring was full. They were found in \
-             the kernel's list of processes, and their {} sampled blocks no longer count as in use. {FEWER}",
+             the kernel's list of processes, and their {} sampled blocks no longer count as in use. {fewer}",
             units::count(daemon.ends_found as f64),
             units::count(daemon.blocks_of_ended as f64)
         ));
     }
     remarks.extend(of_daemon(daemon));
+    remarks
+}
+
+/// What is said of samples whose frees are not seen.
+const NOT_TRACKED: &str = "samples were not tracked";
+const LEFT_OUT: &str = "In-use figures leave them out, and error bars allow for them";
+
+/// Remarks on samples that were lost, lack a part, or were not tracked. `fewer`: what helps if they come too fast.
+fn of_samples(counters: &Counters, daemon: &DaemonCounters, remedies: &Remedies<'_>, fewer: &str) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let mut remark = |n: u64, of: u64, what: &str, why: &str| {
+        if n > 0 {
+            let share = 100.0 * n as f64 / of.max(1) as f64;
+            remarks.push(format!("{} {what} ({share:.2} %): {why}", units::count(n as f64)));
+        }
+    };
+    let (sampled, submitted) = (counters.sampled, counters.submitted);
+    let lost = counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled);
+    let why = "the events ring was full. What they stand for is under [records lost], and error bars allow for it";
+    remark(lost, sampled, "samples were lost", &format!("{why}. {fewer}"));
+    let why = format!("the events ring was full. They are under [stack lost]. {fewer}");
+    remark(daemon.allocations_reconciled, sampled, "samples are known only from the kernel's live map", &why);
+    let why = format!("the live map was full. {LEFT_OUT}. Raise --live-max");
+    remark(counters.untracked.saturating_sub(counters.set_full), submitted, NOT_TRACKED, &why);
+    for (bound, samples) in remedies.sets_full {
+        remark(*samples, submitted, NOT_TRACKED, &format!("{}. {LEFT_OUT}", why_set_is_full(*bound)));
+    }
+    let others = counters.set_full.saturating_sub(remedies.sets_full.values().sum());
+    let why = format!("the set of sampled blocks in their process was full. {LEFT_OUT}. Use a larger -i");
+    remark(others, submitted, NOT_TRACKED, &why);
+    let why = format!("the stacks ring was full. {fewer}");
+    remark(counters.stacks_lost + daemon.stacks_missing, submitted, "samples have only their caller as a stack", &why);
+    let why = format!("the stacks ring was filling up. {fewer}");
+    remark(daemon.stacks_shortened, submitted, "samples have only the innermost part of their stack", &why);
+    let what = "calls were not counted";
+    remark(counters.lost_no_thread_state, counters.hits(), what, "the kernel gave no thread state");
     remarks
 }
 
@@ -471,23 +513,76 @@ mod tests {
         assert_eq!(of(&counters(), Missing::of(6, 4, 0, true)), (100, 100), "two could not be read in time");
     }
 
+    fn by(criterion: Criterion, interval: u64) -> SamplingPlan {
+        SamplingPlan { interval, criterion, automatic: false, classes: None, live: true, mappings: false }
+    }
+
     #[test]
     fn losses_are_said_with_their_share_and_a_remedy() {
-        let remarks = remarks(&counters(), &DaemonCounters::default());
+        let (sampling, sets_full) = (by(Criterion::Bytes, 1), BTreeMap::new());
+        let remedies = Remedies { sampling: &sampling, can_wait: true, sets_full: &sets_full };
+        let remarks = remarks(&counters(), &DaemonCounters::default(), &remedies);
         assert_eq!(remarks.len(), 1);
-        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("a larger -i"), "{remarks:?}");
+        let remedy = "Use -i 4096 or larger, or --lossless (targets with inline hooks then wait)";
+        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].ends_with(remedy), "{remarks:?}");
+    }
+
+    /// 165,000 calls of 4 bytes, of which a quarter has a whole stack. Probes cannot wait, and half as many samples as
+    /// were whole leave room for bursts.
+    #[test]
+    fn where_stacks_are_lost_an_interval_is_advised() {
+        let counters = Counters {
+            calls: 165_000,
+            sampled: 165_000,
+            sampled_bytes: 660_000,
+            submitted: 165_000,
+            stacks_lost: 100_000,
+            ..Counters::default()
+        };
+        let daemon = DaemonCounters { stacks_shortened: 20_000, ..DaemonCounters::default() };
+        let said = |sampling: &SamplingPlan| {
+            remarks(&counters, &daemon, &Remedies { sampling, can_wait: false, sets_full: &BTreeMap::new() })
+        };
+        let expected = [
+            "100,000 samples have only their caller as a stack (60.61 %): the stacks ring was full. Use -i 32 or larger",
+            "20,000 samples have only the innermost part of their stack (12.12 %): the stacks ring was filling up. Use -i \
+             32 or larger",
+        ];
+        assert_eq!(said(&by(Criterion::Bytes, 1)), expected);
+        for (sampling, advice) in [
+            (by(Criterion::Allocations, 1), "Use -i 8 or larger"),
+            (by(Criterion::SizeClass, 1), "Use a larger -i"),
+            (SamplingPlan { automatic: true, ..by(Criterion::Bytes, 1) }, "Use a larger -i"),
+            (by(Criterion::Bytes, LARGEST_INTERVAL), "Use a larger -i"),
+        ] {
+            assert!(said(&sampling).iter().all(|remark| remark.ends_with(advice)), "{:?}", said(&sampling));
+        }
+    }
+
+    #[test]
+    fn of_full_sets_the_limit_is_named() {
+        let counters = Counters { submitted: 100, untracked: 20, set_full: 14, ..Counters::default() };
+        let bounds = [SetBound::Size(65_536), SetBound::LiveMax(100), SetBound::Limit("bytes of x"), SetBound::Largest];
+        let sets_full = bounds.into_iter().zip([4, 1, 5, 2]).collect();
+        let sampling = by(Criterion::Bytes, 1);
+        let remedies = Remedies { sampling: &sampling, can_wait: false, sets_full: &sets_full };
+        let said = remarks(&counters, &DaemonCounters::default(), &remedies);
+        let expected = [
+            ("6 ", "the live map was full"),
+            ("4 ", "room for 65,536"),
+            ("1 ", "made for --live-max 100"),
+            ("5 ", "the limit on bytes of x"),
+            ("2 ", "no set of sampled blocks in a process is larger"),
+            ("2 ", "was full"),
+        ];
+        assert_eq!(said.len(), expected.len(), "{said:?}");
+        for (remark, (number, why)) in said.iter().zip(expected) {
+            assert!(remark.starts_with(number) && remark.contains(why), "{remark}");
+        }
     }
 
     #[test]
     fn a_recording_without_samples_says_why_and_what_would_help() {
-        let by = |criterion, interval| SamplingPlan {
-            interval,
-            criterion,
-            automatic: false,
-            classes: None,
-            live: true,
-            mappings: false,
-        };
         let bytes = by(Criterion::Bytes, 512 << 10);
         let idle = without_samples(&Counters::default(), &bytes, true).unwrap();
         assert!(idle.contains("idle") && idle.contains("doctor") && !idle.contains("--no-follow"), "{idle}");

@@ -15,7 +15,7 @@ use crate::intake::counters::DaemonCounters;
 use crate::outputs::files::SnapshotFiles;
 use crate::outputs::status::Status;
 use crate::outputs::status_line::Figures;
-use crate::profiles::accounting::{self, Missing};
+use crate::profiles::accounting::{self, Missing, Remedies};
 use crate::profiles::capture::Parts;
 use crate::profiles::requests::{Request, Unanswered};
 use crate::profiles::snapshot::{Content, Detail, Measured, Snapshot};
@@ -118,7 +118,7 @@ impl Session {
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
-        notes.extend(self.notes(&total, &daemon, &seen));
+        notes.extend(self.notes(cut, &total, &daemon, &seen));
         notes.extend(self.unmatched());
         notes.extend(self.cpu_remark());
         notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
@@ -224,8 +224,12 @@ impl Session {
     }
 
     /// Notes for the user beside the figures. `seen`: processes with a line in the profile.
-    fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
-        let mut notes = accounting::remarks(total, daemon);
+    fn notes(&self, cut: &Cut, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
+        let inline = self.attaching.inline.as_ref();
+        let sets_full = inline.map(|inline| inline.sets_full(&cut.counts)).unwrap_or_default();
+        let can_wait = inline.is_some() && !self.plan.kernel.lossless;
+        let remedies = Remedies { sampling: &self.plan.sampling, can_wait, sets_full: &sets_full };
+        let mut notes = accounting::remarks(total, daemon, &remedies);
         notes.extend(self.attaching.remarks(seen));
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.recorder.pythons.notes());

@@ -146,8 +146,9 @@ impl Session {
                     self.replaced(ended, time_ns);
                 }
             }
-            ProcessEvent::Ended { process, time_ns } => {
+            ProcessEvent::Ended { process, time_ns, cpu_ns } => {
                 self.attaching.program_is_over(process);
+                self.attaching.targets.used(process.tgid, cpu_ns);
                 if self.lives.end(process, End::Exit, monotonic_ns()) {
                     self.exited(process, time_ns);
                 }

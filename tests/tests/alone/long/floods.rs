@@ -119,21 +119,23 @@ fn of_stacks() {
     let fault = format!("target with 2^{levels} stacks");
     let overflow = profile.stacks.iter().filter(|stack| stack.has("[other stacks]")).count();
     // Each allocation has its own stack, and each is counted somewhere: in its own row, in a shared row beyond the
-    // limit, or, if its copy did not fit into its ring, in the row of its caller. None is missing, and the profile
+    // limit, or, if its copy did not fit into its ring, in a row of few frames. None is missing, and the profile
     // reports the shared rows.
     let counter = |name: &str| profile.counters[name].as_u64().unwrap_or_else(|| panic!("{name} is counted"));
     let (without_copy, together) = (counter("stacks_lost"), stats.other["stacks_put_together"]);
+    let shortened = counter("stacks_shortened");
     if stats.lost() == 0 {
         let samples: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
         assert_eq!(samples, stats.submitted, "samples of all rows");
         let of_their_own = profile.stacks.iter().filter(|stack| stack.samples == 1).count() as u64;
         assert!(
-            of_their_own + without_copy + together >= stats.submitted,
-            "{of_their_own}, {without_copy}, {together}"
+            of_their_own + without_copy + shortened + together >= stats.submitted,
+            "{of_their_own}, {without_copy}, {shortened}, {together}"
         );
     }
     let is_told = |what: &str| profile.notes.iter().any(|note| note.contains(what));
     assert!(without_copy == 0 || is_told("have only their caller as a stack"), "{:?}", profile.notes);
+    assert!(shortened == 0 || is_told("have only the innermost part of their stack"), "{:?}", profile.notes);
     assert!(together == 0 || is_told("[other stacks]"), "{:?}", profile.notes);
     let what = format!(
         "totals exact; {} stacks kept, {together} put together in {overflow} rows of other stacks, {without_copy} with their caller alone; {} samples \

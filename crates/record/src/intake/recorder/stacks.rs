@@ -61,6 +61,8 @@ impl Recorder {
         if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
             self.runs_jit_code(head.space, head.time_ns);
         }
+        let is_shortened = stack.completeness == Completeness::Truncated(Reason::StackCopyShortened);
+        self.counters.stacks_shortened += u64::from(is_shortened);
         if head.ends_at == copy_end::PROCESS_LIMIT {
             let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
