@@ -8,7 +8,7 @@ import { FlameGraph } from "./flame.ts";
 import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
 import { History } from "./history.ts";
 import { refreshPause, retryPause, Server } from "./live.ts";
-import type { Column, GrowthData, LiveData, PageData, StaticData } from "./model.ts";
+import type { Column, GrowthData, HistoryData, LiveData, PageData, StaticData } from "./model.ts";
 import { askRange, ends, growthText, isRange, RANGE_VALUES, showMarks, type Range, type RangeValue } from "./range.ts";
 import { fragment, parse, type State } from "./state.ts";
 import { hooks, memory, Programs, summary } from "./summary.ts";
@@ -52,6 +52,7 @@ export class App {
     for (const tab of ["flame", "table", "functions"] as const) byId(`tab-${tab}`).addEventListener("click", () => this.set({ tab }));
     byId("controls").addEventListener("keydown", event => this.tabKey(event));
     byId("turn").addEventListener("click", () => this.set({ icicle: !this.state.icicle }));
+    byId<HTMLSelectElement>("span").addEventListener("change", event => this.set({ span: Number((event.target as HTMLSelectElement).value) }));
     byId("libraries").addEventListener("click", () => {
       // Nodes of another tree have other places.
       this.state = { ...this.state, libraries: !this.state.libraries, zoom: 0 };
@@ -135,10 +136,11 @@ export class App {
       byId("connection").textContent = `live · as of ${clock(answer.data.profile.time_ms)}`;
       const { profile, moments, serving, formats } = answer.data;
       const first = this.data === null;
-      this.served!.history.add(profile, moments);
-      this.served!.moments = moments.map(moment => moment.time_ms);
+      this.served!.history.addLive(profile);
+      this.served!.moments = moments;
       if (first) byId("export").replaceChildren(serverButtons(server, formats, banner));
       await this.take(profile, serving);
+      await this.catchUp(profile);
       if (first) await this.followMarks().then(() => this.showAll());
       return 0;
     }
@@ -150,6 +152,17 @@ export class App {
       banner(answer.refused);
     } else banner(`heapbpf says: ${answer.refused}.${kept}`);
     return failures + 1;
+  }
+
+  /** Gets what the server has remembered since the last time. If it does not answer, the next refresh says so. */
+  private async catchUp(data: PageData) {
+    const { server, history } = this.served!, from = history.missing(data.time_ms);
+    if (from === null) return;
+    const answer = await server.json<HistoryData>(`history?from=${from}`);
+    if (!("data" in answer)) return;
+    history.addPast(answer.data, from);
+    this.programs.show(data, history);
+    this.showTimeline();
   }
 
   private async take(data: PageData, serving: LiveData["serving"] = null) {
@@ -361,8 +374,9 @@ export class App {
   private showTimeline() {
     if (!this.served || !this.data) return;
     byId("live").hidden = false;
-    const { timeline, history, moments } = this.served, { from, to } = this.state;
-    timeline.show(history.points, [from, to]);
+    const { timeline, history, moments } = this.served, { from, to, span } = this.state;
+    byId<HTMLSelectElement>("span").value = String(span);
+    timeline.show(history.points(span * 60_000), [from, to]);
     showMarks(moments, from, to, (from, to, value) => this.mark(from, to, value));
   }
 
@@ -379,7 +393,7 @@ export class App {
     const { from, to, value } = this.state, { range } = this;
     if (!this.served || !isRange(value) || !from || !to) return;
     if (range?.value === value && range.from === from && range.to === to) return;
-    const answer = await askRange(this.served.server, value, from, to, this.served.history.points, this.state.libraries);
+    const answer = await askRange(this.served.server, value, from, to, this.state.libraries);
     if (!("failed" in answer)) {
       this.range = answer;
       return;

@@ -36,13 +36,16 @@ export interface GrowthData extends WireSheet {
 }
 
 export interface KeptData extends WireSheet {
-  from_ms: number; to_ms: number; confidence: number; total: Figure; notes: string[]; groups: string[]; left_out: number; column: WireColumn;
+  from_ms: number; to_ms: number; confidence: number; total: Figure; allocated: number | null; notes: string[]; groups: string[]; left_out: number; column: WireColumn;
 }
 
-/** A moment that the server keeps. */
-export interface Moment { time_ms: number; inuse: Figure; alloc: Figure }
+/** What the server remembers, as columns. `after_gap`: 1 where samples are missing before. */
+export interface HistoryData {
+  time_ms: number[]; after_gap: number[]; inuse: (number | null)[]; low: (number | null)[]; high: (number | null)[]; alloc_per_second: (number | null)[];
+  programs: { comm: string; inuse: (number | null)[] }[];
+}
 export interface Serving { probe_seconds: number | null; daemon_cpu_seconds: number; duration_seconds: number }
-export interface LiveData { profile: PageData; moments: Moment[]; serving: Serving | null; formats: [string, string][] }
+export interface LiveData { profile: PageData; moments: number[]; serving: Serving | null; formats: [string, string][] }
 export interface StaticData { profile: PageData; report: string; growth?: GrowthData }
 
 /** A figure of every stack. `low` is NaN where no interval is honest. */

@@ -3,7 +3,7 @@
 import { growthDoc, keptDoc, type Doc } from "./doc.ts";
 import { button, byId, element, renew } from "./dom.ts";
 import { bytes, clock, count } from "./format.ts";
-import { nearest, type Point } from "./history.ts";
+import { nearest } from "./history.ts";
 import type { Server } from "./live.ts";
 import type { Figure, GrowthData, KeptData } from "./model.ts";
 
@@ -19,7 +19,7 @@ export function isRange(value: string): value is RangeValue {
 export interface Range { value: RangeValue; from: number; to: number; doc: Doc; text: string }
 
 /** Asks the server for a value of a range. */
-export async function askRange(server: Server, value: RangeValue, from: number, to: number, points: Point[], libraries: boolean): Promise<Range | { failed: string }> {
+export async function askRange(server: Server, value: RangeValue, from: number, to: number, libraries: boolean): Promise<Range | { failed: string }> {
   const query = `?from=${from}&to=${to}`, gone = "heapbpf does not answer.";
   if (value === "growth") {
     const answer = await server.json<GrowthData>(`page/growth${query}`);
@@ -27,7 +27,7 @@ export async function askRange(server: Server, value: RangeValue, from: number, 
     return { failed: "gone" in answer ? gone : answer.refused };
   }
   const answer = await server.json<KeptData>(`page/kept${query}`);
-  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, libraries), text: keptText(answer.data, allocatedBetween(points, from, to)) };
+  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, libraries), text: keptText(answer.data) };
   return { failed: "gone" in answer ? gone : answer.refused };
 }
 
@@ -39,14 +39,8 @@ export function growthText(data: GrowthData): string {
   return `${clock(data.from_ms)} to ${clock(data.to_ms)}: ${bytes(change ?? 0)}${band(low, high)} net; ${stacks}`;
 }
 
-/** Bytes allocated between two points, if both counted them. */
-export function allocatedBetween(points: Point[], from: number, to: number): number | null {
-  const [before, after] = [from, to].map(time => points.find(point => point.time_ms === time)?.allocated ?? null);
-  return before === null || after === null || after < before ? null : after - before;
-}
-
-export function keptText(data: KeptData, allocated: number | null): string {
-  const total: Figure = data.total, of = allocated === null ? "" : ` of ${bytes(allocated)} allocated`;
+export function keptText(data: KeptData): string {
+  const total: Figure = data.total, of = data.allocated === null ? "" : ` of ${bytes(data.allocated)} allocated`;
   const notes = data.notes.map(note => `; ${note}`).join("");
   const left = data.left_out ? `; ${count(data.left_out)} small stacks are left out` : "";
   return `${clock(data.from_ms)} to ${clock(data.to_ms)}:${of ? `${of},` : ""} ${bytes(total.estimate ?? 0)}${band(total.low, total.high)} in use at the end${notes}${left}`;

@@ -19,10 +19,14 @@ export interface State {
   /** Marks, as Unix time in milliseconds. */
   from: number;
   to: number;
+  /** Minutes that the timeline shows. */
+  span: number;
 }
 
+const SPANS = [10, 60, 360, 1440];
+
 export const INITIAL: State = {
-  value: "", tab: "flame", icicle: true, zoom: 0, search: "", libraries: false, stack: 0, of: "", sort: "-value", from: 0, to: 0,
+  value: "", tab: "flame", icicle: true, zoom: 0, search: "", libraries: false, stack: 0, of: "", sort: "-value", from: 0, to: 0, span: 60,
 };
 
 /** The state of a fragment. What is not understood is as if it were not there. */
@@ -44,6 +48,7 @@ export function parse(fragment: string): State {
   state.sort = /^-?[a-z_]{1,20}$/.test(pairs.get("sort") ?? "") ? pairs.get("sort")! : INITIAL.sort;
   state.from = whole("from");
   state.to = whole("to");
+  if (SPANS.includes(whole("span"))) state.span = whole("span");
   return state;
 }
 
@@ -61,6 +66,7 @@ export function fragment(state: State): string {
   if (state.sort !== INITIAL.sort) pairs.set("sort", state.sort);
   if (state.from) pairs.set("from", String(state.from));
   if (state.to) pairs.set("to", String(state.to));
+  if (state.span !== INITIAL.span) pairs.set("span", String(state.span));
   const text = pairs.toString();
   return text && `#${text}`;
 }

@@ -2,7 +2,7 @@
 
 import { button, drawing, element } from "./dom.ts";
 import { bytes, count, figure, interval, literal, percent, seconds, shown } from "./format.ts";
-import { rates, type History } from "./history.ts";
+import type { History } from "./history.ts";
 import type { Figure, PageData, Process, Serving } from "./model.ts";
 import { Table, type TableColumn } from "./table.ts";
 
@@ -81,12 +81,11 @@ export class Programs {
     const at = (name: string) => data.values.findIndex(value => value.name === name);
     const inuse = at("inuse_space"), alloc = at("alloc_space");
     const rows = data.groups.map((group): ProgramRow => {
-      const points = history?.groups.get(group.name) ?? [];
       const allocated = group.totals[alloc]?.exact ?? group.totals[alloc]?.estimate;
       const since = data.duration_seconds > 0 && allocated !== null && allocated !== undefined ? allocated / data.duration_seconds : null;
       return {
         name: group.name, processes: group.processes, inuse: group.totals[inuse], alloc: group.totals[alloc],
-        resident: group.resident?.bytes ?? null, rate: history ? rates(points).at(-1) ?? null : since, spark: points.map(point => point.inuse),
+        resident: group.resident?.bytes ?? null, rate: history ? history.rate(group.name) : since, spark: history?.trend(group.name) ?? [],
       };
     });
     const number = (key: string, title: string, value: (row: ProgramRow) => number | null | undefined, text: (n: number) => string): TableColumn<ProgramRow> => ({
@@ -113,8 +112,10 @@ export class Programs {
 function sparkline(values: (number | null)[]): Node | string {
   const known = values.filter(value => value !== null);
   if (known.length < 2) return "";
-  const most = Math.max(...known, 1), step = 90 / (known.length - 1);
-  const path = known.map((value, i) => `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(19 - (17 * value) / most).toFixed(1)}`).join("");
+  const most = Math.max(...known, 1), step = 90 / (values.length - 1);
+  // After a gap, the curve begins anew.
+  const to = (i: number) => ((values[i - 1] ?? null) === null ? "M" : "L");
+  const path = values.map((value, i) => (value === null ? "" : `${to(i)}${(i * step).toFixed(1)} ${(19 - (17 * value) / most).toFixed(1)}`)).join("");
   return drawing("svg", { viewBox: "0 0 90 20", class: "spark", role: "img", "aria-label": `from ${bytes(known[0])} to ${bytes(known[known.length - 1])}` }, drawing("path", { d: path }));
 }
 

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { axisTime, bytes, clock } from "./format.ts";
-import { rates, type Point } from "./history.ts";
+import { plotted, type Point } from "./history.ts";
 
 export class Timeline {
   private plot: uPlot | null = null;
@@ -14,16 +14,12 @@ export class Timeline {
 
   show(points: Point[], marks: [number, number]) {
     this.marks = marks;
-    const rate = rates(points);
-    const data: uPlot.AlignedData = [
-      points.map(point => point.time_ms / 1000), points.map(point => point.high), points.map(point => point.low),
-      points.map(point => point.inuse), rate,
-    ];
+    const data: uPlot.AlignedData = plotted(points);
     if (this.plot) this.plot.setData(data);
     else this.plot = new uPlot(this.options(), data, this.box);
-    const last = points.at(-1), known = rate.filter(it => it !== null);
+    const last = points.at(-1), rate = points.findLast(point => point.rate !== null)?.rate;
     this.text.textContent = last
-      ? `${points.length} moments from ${clock(points[0].time_ms)} to ${clock(last.time_ms)}. In use at the end: ${bytes(last.inuse ?? 0)}. Allocated per second: ${bytes(known.at(-1) ?? 0)}.`
+      ? `${points.length} points from ${clock(points[0].time_ms)} to ${clock(last.time_ms)}. In use at the end: ${bytes(last.inuse ?? 0)}. Allocated per second: ${bytes(rate ?? 0)}.`
       : "";
   }
 
@@ -53,7 +49,7 @@ export class Timeline {
       series: [
         { value: (_, value) => (value === null ? "–" : clock(value * 1000)) },
         { label: "high", stroke: "transparent", value: number }, { label: "low", stroke: "transparent", value: number },
-        { label: "in use", stroke: accent, width: 2, value: number, points: { show: true, size: 5 } },
+        { label: "in use", stroke: accent, width: 2, value: number, points: { size: 5 } },
         { label: "allocated per second", scale: "rate", stroke: warn, width: 1, dash: [4, 3], value: number },
       ],
       bands: [{ series: [1, 2], fill: `color-mix(in srgb, ${accent} 22%, transparent)` }],

@@ -4,11 +4,11 @@ import { qText } from "../src/details.ts";
 import { csv, folded } from "../src/export.ts";
 import { boxesOf } from "../src/flame.ts";
 import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
-import { History, nearest, rates, thinned, type Point } from "../src/history.ts";
+import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
-import { columns, Sheet, TEMPORARY, type KeptData, type PageData } from "../src/model.ts";
+import { columns, Sheet, TEMPORARY, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
 import { faded, hsl, Rows } from "../src/pixels.ts";
-import { allocatedBetween, ends, keptText } from "../src/range.ts";
+import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
@@ -188,10 +188,10 @@ test("boxes are pixels in all lines of their row that are in sight", () => {
 });
 
 test("a link opens the same view, and nonsense is nothing", () => {
-  const state = { ...INITIAL, value: "alloc_space", tab: "table" as const, zoom: 77, search: "a&b=#", stack: 2 ** 52, of: "f<int>(x)", icicle: false, from: 5, to: 9 };
+  const state = { ...INITIAL, value: "alloc_space", tab: "table" as const, zoom: 77, search: "a&b=#", stack: 2 ** 52, of: "f<int>(x)", icicle: false, from: 5, to: 9, span: 1440 };
   assert.deepEqual(parse(fragment(state)), state);
   assert.equal(fragment(INITIAL), "");
-  assert.deepEqual(parse("#zoom=-1&stack=1e99&tab=<x>&sort=;;&from=NaN"), INITIAL);
+  assert.deepEqual(parse("#zoom=-1&stack=1e99&tab=<x>&sort=;;&from=NaN&span=7"), INITIAL);
 });
 
 test("temporary allocations are a share of what was allocated", () => {
@@ -206,23 +206,67 @@ test("temporary allocations are a share of what was allocated", () => {
   assert.deepEqual(Array.from(temporary.estimate), [25, 0]);
 });
 
-test("what a page remembers is bounded, and keeps its ends", () => {
-  const all = thinned(Array.from({ length: 1000 }, (_, i) => i), 60);
-  assert.ok(all.length <= 60 && all.length > 30);
-  assert.equal(all[0], 0);
-  assert.equal(all.at(-1), 999);
+/** Samples of a server, one every ten seconds from `start` on, with a gap before those in `gaps`. */
+function samples(start: number, inuse: (number | null)[], gaps: number[] = []): HistoryData {
+  const all = <T>(of: (i: number) => T) => inuse.map((_, i) => of(i));
+  return {
+    time_ms: all(i => start + i * 10_000), after_gap: all(i => Number(gaps.includes(i))), inuse, low: inuse, high: inuse, alloc_per_second: all(i => (i ? 7 : null)),
+    programs: [{ comm: "web", inuse }],
+  };
+}
+
+/** A refresh in which a program of this name has so much in use and allocated. */
+function refresh(time_ms: number, inuse: number, exact: number | undefined, comm = "web"): PageData {
+  const totals = [{ estimate: inuse, low: inuse, high: inuse }, { estimate: null, low: null, high: null, ...(exact === undefined ? {} : { exact }) }];
+  const group = `${comm} (2 processes)`;
+  return { time_ms, values: [{ name: "inuse_space" }, { name: "alloc_space" }], totals, groups: [{ name: group, totals }], processes: [{ comm, group }, { comm, group }] } as unknown as PageData;
+}
+
+test("the page goes on from what the server remembers", () => {
+  const history = new History();
+  assert.equal(history.missing(5), 0);
+  history.addLive(refresh(29_000, 4, 100));
+  history.addPast(samples(0, [1, 2, 3]), 0);
+  assert.equal(history.missing(29_999), null);
+  assert.equal(history.missing(30_000), 20_001);
+  history.addLive(refresh(31_000, 5, 300));
+  history.addLive(refresh(31_000, 5, 300));
+  history.addLive(refresh(33_000, 6, undefined));
+  assert.deepEqual(history.points(3_600_000).map(it => [it.time_ms, it.inuse, it.rate]),
+    [[0, 1, null], [10_000, 2, 7], [20_000, 3, 7], [29_000, 4, null], [31_000, 5, 100], [33_000, 6, null]]);
+  assert.deepEqual(history.points(13_000).map(it => it.time_ms), [20_000, 29_000, 31_000, 33_000]);
+  assert.equal(history.rate("web (2 processes)"), null);
+  assert.deepEqual(history.trend("web (2 processes)"), [1, 2, 3, 4, 5, 6]);
+  assert.deepEqual(history.trend("nobody"), [null, null, null, null, null, null]);
+  // What the server has by now replaces the page's own refreshes.
+  history.addPast(samples(30_000, [8]), 20_001);
+  assert.deepEqual(history.trend("web (2 processes)"), [1, 2, 3, 8, 5, 6]);
+  history.addLive(refresh(34_000, 1, 5, "other"));
+  assert.deepEqual(history.trend("other (2 processes)").slice(0, 4), [null, null, null, null], "nothing is known of another name");
+  history.addPast(samples(0, [9]), 0);
+  assert.equal(history.points(1e9)[0].inuse, 9);
+  assert.equal(nearest([10, 20, 40], 31), 40);
 });
 
-test("rates are differences of counts", () => {
-  const point = (time_ms: number, allocated: number | null): Point => ({ time_ms, inuse: 0, low: 0, high: 0, allocated });
-  assert.deepEqual(rates([point(0, 0), point(2000, 100), point(2000, 100), point(3000, null), point(4000, 50)]), [null, 50, null, null, null]);
-  assert.equal(nearest([10, 20, 40], 31), 40);
-  const history = new History(), figures = [{ estimate: 5, low: 4, high: 6 }];
-  const data = { time_ms: 7, values: [{ name: "inuse_space" }], totals: figures, groups: [{ name: "a", totals: figures }] } as unknown as PageData;
-  history.add(data, [{ time_ms: 3, inuse: figures[0], alloc: { estimate: 1, low: null, high: null, exact: 9 } }]);
-  history.add(data, []);
-  assert.deepEqual(history.points.map(it => [it.time_ms, it.allocated]), [[3, 9], [7, null]]);
-  assert.equal(history.groups.get("a")!.length, 1);
+test("gaps are gaps", () => {
+  const history = new History();
+  history.addPast(samples(0, [1, 2, 3, null], [0, 2]), 0);
+  const [seconds, , , inuse, rate] = plotted(history.points(1e9));
+  assert.deepEqual(seconds, [0, 10, 19.999, 20, 30]);
+  assert.deepEqual(inuse, [1, 2, null, 3, null]);
+  assert.deepEqual(rate, [null, 7, null, 7, 7]);
+  history.addLive(refresh(31_000, 5, 1));
+  assert.deepEqual(history.trend("web (2 processes)"), [1, 2, null, 3, null, 5]);
+});
+
+test("what a page remembers is bounded", () => {
+  const history = new History();
+  history.addPast(samples(0, Array.from({ length: 4001 }, (_, i) => i)), 0);
+  assert.equal(history.missing(1e12), 0);
+  history.addLive(refresh(40_000_001, 5, 1));
+  const trend = history.trend("web (2 processes)");
+  assert.ok(trend.length <= 61 && trend.length > 50, `${trend.length}`);
+  assert.deepEqual(trend.slice(-2), [4000, 5]);
 });
 
 test("marks lie on moments that the server keeps, and never on one", () => {
@@ -233,13 +277,9 @@ test("marks lie on moments that the server keeps, and never on one", () => {
 });
 
 test("what was kept is said with what it is of, and with what is not known", () => {
-  const point = (time_ms: number, allocated: number | null): Point => ({ time_ms, inuse: 0, low: 0, high: 0, allocated });
-  const points = [point(1, 100), point(2, null), point(3, 4196)];
-  assert.equal(allocatedBetween(points, 1, 3), 4096);
-  assert.equal(allocatedBetween(points, 1, 2), null);
-  const data = { from_ms: 1, to_ms: 3, total: { estimate: 2048, low: 1024, high: 3072 }, notes: ["a note"], left_out: 0 } as unknown as KeptData;
-  assert.ok(keptText(data, 4096).endsWith(": of 4.00 KiB allocated, 2.00 KiB [1.00 KiB, 3.00 KiB] in use at the end; a note"));
-  assert.ok(keptText(data, null).includes(": 2.00 KiB ["));
+  const data = { from_ms: 1, to_ms: 3, total: { estimate: 2048, low: 1024, high: 3072 }, allocated: 4096, notes: ["a note"], left_out: 0 } as unknown as KeptData;
+  assert.ok(keptText(data).endsWith(": of 4.00 KiB allocated, 2.00 KiB [1.00 KiB, 3.00 KiB] in use at the end; a note"));
+  assert.ok(keptText({ ...data, allocated: null }).includes(": 2.00 KiB ["));
 });
 
 test("a busy or absent server is not asked more often", () => {

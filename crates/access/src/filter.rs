@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use heapbpf_host::process::CommGlob;
-use heapbpf_profile::model::{Process, Profile};
+use heapbpf_profile::model::{Placement, Process, Profile};
 
 /// The fields of a filter, as users see them.
 pub const KEYS: &str = "pid, comm, cgroup, container, pod and unit";
@@ -87,13 +87,18 @@ impl Filter {
 
     /// Whether a process passes the filter.
     pub fn matches(&self, process: &Process) -> bool {
-        self.pid.is_none_or(|pid| process.pid == pid)
-            && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(&process.comm))
+        self.admits(process.pid, &process.comm, &process.cgroup, &process.placement)
+    }
+
+    /// Whether a process with this PID, command name and cgroup passes the filter.
+    pub fn admits(&self, pid: u32, comm: &str, cgroup: &str, placement: &Placement) -> bool {
+        self.pid.is_none_or(|own| own == pid)
+            && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(comm))
             // `Path` compares whole components: `/a/bc` is not below `/a/b`.
-            && self.cgroup.as_ref().is_none_or(|group| Path::new(&process.cgroup).starts_with(group))
-            && self.container.as_ref().is_none_or(|id| process.placement.container.starts_with(id))
-            && self.pod.as_ref().is_none_or(|uid| process.placement.pod == *uid)
-            && self.unit.as_ref().is_none_or(|unit| process.placement.unit == *unit)
+            && self.cgroup.as_ref().is_none_or(|group| Path::new(cgroup).starts_with(group))
+            && self.container.as_ref().is_none_or(|id| placement.container.starts_with(id))
+            && self.pod.as_ref().is_none_or(|uid| placement.pod == *uid)
+            && self.unit.as_ref().is_none_or(|unit| placement.unit == *unit)
     }
 }
 
@@ -142,7 +147,6 @@ pub fn shown<'a>(profile: &'a Profile, scope: &Filter, filter: &Filter) -> Cow<'
 
 #[cfg(test)]
 mod tests {
-    use heapbpf_profile::model::Placement;
     use heapbpf_profile::testing;
 
     use super::*;

@@ -1,9 +1,11 @@
-//! The moments of the recording that the web page can compare: the profiles shown to pages, within bounds.
+//! The moments of the recording that can be compared: profiles kept from its start on, and those that pages got, within
+//! bounds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_profile::units::unix_ms;
+use heapbpf_record::requests::Made;
 
 use super::source::Shared;
 
@@ -13,10 +15,12 @@ pub const MOST_MOMENTS: usize = 32;
 const MOST_ROWS: usize = 100_000;
 /// Number of sums by allocation time (of memory in use) that take as much memory as a row.
 const SUMS_OF_A_ROW: usize = 4;
+/// Number of rows that take as much memory as a process.
+const ROWS_OF_A_PROCESS: usize = 4;
 /// How long a moment stays protected after it was compared.
 const SPARED: Duration = Duration::from_secs(600);
 
-/// A profile that was shown.
+/// A profile that is kept.
 struct Moment {
     shared: Arc<Shared>,
     compared: Option<Instant>,
@@ -29,7 +33,9 @@ impl Moment {
 
     /// Its size in rows.
     fn rows(&self) -> usize {
-        self.shared.made.profile.rows.len() + self.shared.made.recent.count() / SUMS_OF_A_ROW
+        let Made { profile, recent, .. } = &self.shared.made;
+        let processes = profile.processes.len() + profile.idle.len();
+        profile.rows.len() + recent.count() / SUMS_OF_A_ROW + processes * ROWS_OF_A_PROCESS
     }
 }
 
@@ -56,10 +62,9 @@ impl Moments {
         }
     }
 
-    /// All moments kept.
-    pub fn all(&self) -> Vec<Arc<Shared>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.iter().map(|moment| Arc::clone(&moment.shared)).collect()
+    /// The times of all moments kept (Unix time in milliseconds).
+    pub fn times(&self) -> Vec<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Moment::time_ms).collect()
     }
 
     /// The times of all moments kept, since the start of the recording.
@@ -99,7 +104,6 @@ mod tests {
 
     use heapbpf_profile::testing;
     use heapbpf_record::recent::Recent;
-    use heapbpf_record::requests::Made;
     use heapbpf_record::stats::Stats;
 
     use super::*;
@@ -113,22 +117,18 @@ mod tests {
         Arc::new(Shared::new(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost }))
     }
 
-    fn times(moments: &Moments) -> Vec<u64> {
-        moments.all().iter().map(|shared| unix_ms(shared.made.profile.header.time)).collect()
-    }
-
     #[test]
     fn moments_are_bounded_and_become_rarer_with_their_age() {
         let moments = Moments::default();
         for time in 1..=500 {
             moments.keep(shared(time * 1000, 1));
         }
-        let kept = times(&moments);
+        let kept = moments.times();
         assert_eq!((kept.len(), kept[0], kept[MOST_MOMENTS - 1]), (MOST_MOMENTS, 1000, 500_000));
         assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(kept[1] - kept[0] > kept[MOST_MOMENTS - 1] - kept[MOST_MOMENTS - 2], "{kept:?}");
         moments.keep(shared(400_000, 1));
-        assert_eq!(times(&moments), kept, "what is not later is known");
+        assert_eq!(moments.times(), kept, "what is not later is known");
     }
 
     #[test]
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn rows_are_bounded_as_well() {
         let moments = Moments::default();
-        (1..=5).for_each(|time| moments.keep(shared(time, MOST_ROWS / 3)));
-        assert_eq!(times(&moments).len(), 3);
+        (1..=5).for_each(|time| moments.keep(shared(time, MOST_ROWS / 3 - 100)));
+        assert_eq!(moments.times().len(), 3);
         (6..=9).for_each(|time| moments.keep(shared(time, MOST_ROWS)));
-        assert_eq!(times(&moments), [1, 9], "two can always be compared");
+        assert_eq!(moments.times(), [1, 9], "two can always be compared");
     }
 }

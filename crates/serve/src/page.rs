@@ -17,9 +17,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use heapbpf_access::filter::{Filter, shown};
 use heapbpf_profile::escape::escaped_json;
+use heapbpf_profile::estimates::{Pool, exact};
 use heapbpf_profile::formats::{FORMATS, Format, WriteOptions};
 use heapbpf_profile::model::{Process, Profile};
-use heapbpf_profile::page::{Figure, Layout, PageData, growth_data, kept_data, next_page_data, totals};
+use heapbpf_profile::page::{Layout, PageData, growth_data, kept_data, next_page_data};
 use heapbpf_profile::units::unix_ms;
 use heapbpf_profile::value::Value;
 use serde::Serialize;
@@ -29,7 +30,7 @@ use super::source::Shared;
 /// Fast compression, because speed matters here: level 1 output is within a tenth of level 5 on profiles.
 const COMPRESSION: Compression = Compression::fast();
 /// Confidence level of the page's intervals.
-const CONFIDENCE: f64 = 0.95;
+pub const CONFIDENCE: f64 = 0.95;
 /// Maximum size of a file made for a page, in bytes. It is made in memory.
 const LARGEST_FILE: usize = 256 << 20;
 
@@ -37,18 +38,12 @@ const LARGEST_FILE: usize = 256 << 20;
 #[derive(Serialize)]
 struct Answer {
     profile: PageData,
-    moments: Vec<MomentEntry>,
+    /// Times of the moments that can be compared, Unix time in milliseconds.
+    moments: Vec<u64>,
     /// `None` for a client that may not see everything.
     serving: Option<Cost>,
     /// Names and extensions.
     formats: Vec<(&'static str, &'static str)>,
-}
-
-#[derive(Serialize)]
-struct MomentEntry {
-    time_ms: u64,
-    inuse: Figure,
-    alloc: Figure,
 }
 
 /// What the recording costs.
@@ -73,9 +68,9 @@ impl Seen {
         shown(profile, &self.scope, &self.filter)
     }
 
-    fn has(&self, profile: &Profile, process: usize) -> bool {
-        let process = profile.processes.get(process);
-        process.is_some_and(|process| self.scope.matches(process) && self.filter.matches(process))
+    /// Whether no process is left out.
+    pub const fn is_everything(&self) -> bool {
+        self.scope.is_everything() && self.filter.is_everything()
     }
 }
 
@@ -100,23 +95,17 @@ impl Layouts {
     }
 }
 
-/// Returns the data of a refresh, as JSON.
+/// Returns the data of a refresh, as JSON. `moments`: times of those that can be compared.
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen, layouts: &Layouts) -> io::Result<Bytes> {
+pub fn data(now: &Shared, moments: Vec<u64>, seen: &Seen, layouts: &Layouts) -> io::Result<Bytes> {
     let profile = seen.of(&now.made.profile);
-    let moments = moments.iter().map(|shared| {
-        let profile = &shared.made.profile;
-        let make = || totals(profile, CONFIDENCE, |process| seen.has(profile, process));
-        let [inuse, alloc] = shared.totals(&seen.scope, &seen.filter, make);
-        MomentEntry { time_ms: unix_ms(profile.header.time), inuse, alloc }
-    });
     let stats = &now.made.stats;
     let data = next_page_data(&profile, Value::default_of(&profile), None, CONFIDENCE, layouts.last(seen));
     layouts.keep(seen, data.layout());
     let answer = Answer {
-        moments: moments.collect(),
+        moments,
         serving: seen.scope.is_everything().then_some(Cost {
             probe_seconds: stats.probe_seconds,
             daemon_cpu_seconds: stats.daemon_cpu_seconds,
@@ -150,8 +139,19 @@ pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
     };
     let since = made.recent.since(from.duration, &made.profile).ok_or_else(untold)?;
     let since = seen.of(&since);
-    let notes = unknown_of(&since, from.time);
-    json(&kept_data(&since, unix_ms(from.time), notes, CONFIDENCE))
+    let allocated = allocated_between(&seen.of(&before.made.profile), &since);
+    json(&kept_data(&since, unix_ms(from.time), allocated, unknown_of(&since, from.time), CONFIDENCE))
+}
+
+/// Bytes allocated between two moments: counted, or estimated if not all of them were counted.
+fn allocated_between(before: &Profile, after: &Profile) -> Option<u64> {
+    let counted = |profile: &Profile| exact(profile, None, Value::AllocSpace);
+    if let (Some(before), Some(after)) = (counted(before), counted(after)) {
+        return after.checked_sub(before);
+    }
+    let estimated = |profile: &Profile| Pool::whole(profile).total(Value::AllocSpace);
+    let bytes = estimated(after) - estimated(before);
+    (bytes >= 0.0).then(|| bytes.round() as u64)
 }
 
 /// Returns notes on what is unknown about blocks allocated after a moment.
@@ -172,7 +172,11 @@ fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
     notes
 }
 
-fn json(value: &impl Serialize) -> io::Result<Bytes> {
+/// Returns plain data as JSON.
+///
+/// # Errors
+/// The data cannot be encoded.
+pub fn json(value: &impl Serialize) -> io::Result<Bytes> {
     let text = serde_json::to_string(value)?;
     let escaped = match escaped_json(&text) {
         Cow::Owned(escaped) => Some(escaped),

@@ -1,19 +1,21 @@
-//! The HTTP endpoints.
+//! The HTTP endpoints, and the history that they answer from.
 
 use std::io::{ErrorKind, Read as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
 use heapbpf_access::filter::{Filter, shown};
 use heapbpf_access::parameters::{Parameters, ProfileFormat, taken};
 use heapbpf_access::tokens::Tokens;
+use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_profile::GroupBy;
 use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::page::{served_page, served_policy};
-use heapbpf_record::requests::{Detail, RecordingHandle};
+use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
 use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
@@ -22,18 +24,26 @@ use tokio::task::JoinError;
 
 use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
+use super::history::{self, History};
 use super::metrics::{Metrics, Serving};
 use super::moments::Moments;
 use super::page::{self, Seen};
 use super::places::{Places, Slot};
 use super::push::PushStatuses;
-use super::source::{Shared, Source, SourceError, Wanted};
+use super::source::{Held, Shared, Source, SourceError, Wanted};
 
 /// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are asked to come back later.
 const MOST_SCRAPES: usize = 256;
 /// Maximum number of differences in progress, shared in the same way. A difference that is waiting for its time to pass
 /// does not count as a scrape.
 const MOST_DIFFERENCES: usize = 128;
+/// The time between two samples of the history, and between two of its profiles, is at least this many times the CPU
+/// time of one.
+const SHARE: u32 = 1000;
+/// Maximum time between samples.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Minimum and maximum time between profiles that are kept when no page asks for any.
+const PROFILES: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
 /// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -48,6 +58,7 @@ struct ServerState {
     differences: Places,
     metrics: Mutex<Metrics>,
     push: PushStatuses,
+    history: Mutex<History>,
     moments: Moments,
     layouts: page::Layouts,
     /// Held while a file is made for a page, because files are made in memory.
@@ -125,12 +136,18 @@ impl Routes {
             differences: Places::new(MOST_DIFFERENCES, sharers),
             metrics: Mutex::default(),
             push,
+            history: Mutex::default(),
             moments: Moments::default(),
             layouts: page::Layouts::default(),
             exporting: Arc::default(),
             answered: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }))
+    }
+
+    /// Fills the history until the recording ends.
+    pub async fn remember(self) {
+        tokio::join!(self.0.remember_totals(), self.0.remember_profiles());
     }
 
     /// Answers a request.
@@ -163,10 +180,28 @@ fn page_policy() -> &'static str {
     &POLICY
 }
 
-/// Parses a moment in a query.
-fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
-    let value = value.ok_or_else(|| bad_request(format!("{key} is required: a moment that /page/data lists")))?;
-    value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
+/// An answer that is a file.
+fn file(name: &str, body: impl Into<Bytes>) -> Answer {
+    let name = format!("attachment; filename=\"{name}\"");
+    answer([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, &name)], body)
+}
+
+/// Parses a time in a query, if there is one.
+fn time(pairs: &mut Vec<(String, String)>, key: &str) -> Result<Option<u64>, Refusal> {
+    let Some(value) = taken(pairs, key) else { return Ok(None) };
+    let bad = |_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}"));
+    value.parse().map(Some).map_err(bad)
+}
+
+/// Parses the two moments of a query.
+fn two_times(pairs: &mut Vec<(String, String)>) -> Result<[u64; 2], Refusal> {
+    let missing = |key: &str| bad_request(format!("{key} is required: a moment that profiles_ms in /history lists"));
+    let from = time(pairs, "from")?.ok_or_else(|| missing("from"))?;
+    let to = time(pairs, "to")?.ok_or_else(|| missing("to"))?;
+    if from >= to {
+        return Err(bad_request("from must be before to"));
+    }
+    Ok([from, to])
 }
 
 impl ServerState {
@@ -182,7 +217,8 @@ impl ServerState {
             "/healthz" => Ok(answer([(header::CONTENT_TYPE, PLAIN)], "ok\n")),
             "/debug/pprof/heap" => self.profile(client, &pairs, INUSE_SPACE, false).await,
             "/debug/pprof/allocs" => self.profile(client, &pairs, ALLOC_SPACE, false).await,
-            "/debug/pprof/delta_heap" => self.profile(client, &pairs, INUSE_SPACE, true).await,
+            "/debug/pprof/delta_heap" => self.delta(client, pairs).await,
+            "/history" => self.history(client, pairs, request.headers()).await,
             "/metrics" => self.metrics(client, &pairs).await,
             "/page/data" => self.page_data(client, &pairs, request.headers()).await,
             "/page/growth" => self.compare(client, pairs, request.headers(), page::growth).await,
@@ -223,8 +259,7 @@ impl ServerState {
         }
         let slot = self.permit(client.token)?;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
-        self.moments.keep(shared.kept());
-        self.source.set_marks(self.moments.marks());
+        self.keep(&shared);
         let wanted = Wanted {
             scope: client.scope.clone(),
             filter: filter.clone(),
@@ -232,9 +267,9 @@ impl ServerState {
             format: ProfileFormat::default(),
         };
         let cell = shared.encoding(&wanted);
-        let (now, moments, seen) = (shared.clone(), self.moments.all(), Seen { scope: client.scope, filter });
+        let (now, moments, seen) = (shared.clone(), self.moments.times(), Seen { scope: client.scope, filter });
         let state = Arc::clone(self);
-        let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
+        let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts)?);
         let encoded = cell.get_or_try_init(|| encoding(&slot, data));
         self.json(&slot, encoded.await?.clone(), headers).await
     }
@@ -252,9 +287,71 @@ impl ServerState {
         let made =
             made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let name = format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0]);
-        let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, &name)];
-        Ok(answer(headers, made.map_err(bad_request)?))
+        Ok(file(&format!("heapbpf{}", format.extensions()[0]), made.map_err(bad_request)?))
+    }
+
+    /// Keeps a profile, so that it can be compared with others.
+    fn keep(&self, profile: &Held) {
+        self.moments.keep(profile.kept());
+        self.source.set_marks(self.moments.marks());
+    }
+
+    /// Adds totals to the history until the recording ends.
+    async fn remember_totals(&self) {
+        let mut pause = history::EVERY;
+        loop {
+            let begun = Instant::now();
+            match self.source.totals_unmeasured().await {
+                Ok(made) => {
+                    let cpu_before = thread_cpu_time();
+                    self.history.lock().unwrap_or_else(PoisonError::into_inner).add(&made, pause);
+                    let cost = made.cpu + thread_cpu_time().saturating_sub(cpu_before);
+                    pause = (cost * SHARE).clamp(history::EVERY, LONGEST_PAUSE);
+                }
+                Err(Unanswered::Ended) => return,
+                // The history has a gap there.
+                Err(Unanswered::Busy | Unanswered::Failed) => {}
+            }
+            tokio::time::sleep_until((begun + pause).into()).await;
+        }
+    }
+
+    /// Keeps profiles until the recording ends, also if no page asks for any.
+    async fn remember_profiles(&self) {
+        let [shortest, longest] = PROFILES;
+        let mut pause = shortest;
+        loop {
+            let begun = Instant::now();
+            // No request waits for it, so it counts against the first token for a moment only, and is never refused.
+            match self.source.second_profile(0, Detail::Stacks).await {
+                Ok(profile) => {
+                    self.keep(&profile);
+                    pause = (profile.made.cpu * SHARE).clamp(shortest, longest);
+                }
+                Err(SourceError::Unanswered(Unanswered::Ended)) => return,
+                Err(SourceError::Unanswered(_) | SourceError::Busy) => {}
+            }
+            tokio::time::sleep_until((begun + pause).into()).await;
+        }
+    }
+
+    /// Answers with the totals of some time.
+    async fn history(
+        self: &Arc<Self>,
+        client: Client,
+        mut pairs: Vec<(String, String)>,
+        headers: &HeaderMap,
+    ) -> Result<Answer, Refusal> {
+        let (from, to) = (time(&mut pairs, "from")?.unwrap_or(0), time(&mut pairs, "to")?.unwrap_or(u64::MAX));
+        let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+        let slot = self.permit(client.token)?;
+        let (state, seen) = (Arc::clone(self), Seen { scope: client.scope, filter });
+        let encoded = encoding(&slot, move || {
+            let mut past = state.history.lock().unwrap_or_else(PoisonError::into_inner).answer(from, to, &seen);
+            past.profiles_ms = state.moments.times();
+            page::compressed(&page::json(&past)?)
+        });
+        self.json(&slot, encoded.await?, headers).await
     }
 
     async fn metrics(&self, Client { token, scope }: Client, pairs: &[(String, String)]) -> Result<Answer, Refusal> {
@@ -286,20 +383,39 @@ impl ServerState {
         headers: &HeaderMap,
         of: impl FnOnce(&Shared, &Shared, &Seen) -> std::io::Result<Bytes> + Send + 'static,
     ) -> Result<Answer, Refusal> {
-        let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
-        let (from, to) = (from?, to?);
+        let times = two_times(&mut pairs)?;
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
-        if from >= to {
-            return Err(bad_request("from must be before to"));
-        }
         let slot = self.permit(client.token)?;
-        let [before, after] = [from, to].map(|time| {
-            let reason = format!("the moment {time} is not kept; /page/data lists those that are");
-            self.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
-        });
-        let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
+        let ([before, after], seen) = (self.moments_at(times)?, Seen { scope: client.scope, filter });
         let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen)?)).await?;
         self.json(&slot, encoded, headers).await
+    }
+
+    /// The profiles of two moments.
+    fn moments_at(&self, times: [u64; 2]) -> Result<[Arc<Shared>; 2], Refusal> {
+        let [before, after] = times.map(|time| {
+            let reason = format!("the moment {time} is not kept; profiles_ms in /history lists those that are");
+            self.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
+        });
+        Ok([before?, after?])
+    }
+
+    /// Answers with the difference over some seconds, or between two moments that are kept.
+    async fn delta(&self, client: Client, mut pairs: Vec<(String, String)>) -> Result<Answer, Refusal> {
+        if !pairs.iter().any(|(key, _)| ["from", "to"].contains(&&**key)) {
+            return self.profile(client, &pairs, INUSE_SPACE, true).await;
+        }
+        let times = two_times(&mut pairs)?;
+        let Parameters { filter, seconds, format } = Parameters::parse(&pairs).map_err(bad_request)?;
+        if seconds.is_some() || format == ProfileFormat::Json {
+            return Err(bad_request("from and to: seconds and format=json do not go together with them"));
+        }
+        let slot = self.permit(client.token)?;
+        let [before, after] = self.moments_at(times)?;
+        let wanted = Wanted { scope: client.scope, filter, first: INUSE_SPACE, format };
+        let bytes = encoding(&slot, move || encode_difference(&before.made, &after.made, &wanted)).await?;
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        Ok(file("heap.pb.gz", bytes))
     }
 
     /// An answer from compressed JSON, decompressed for clients that do not accept gzip.
@@ -360,13 +476,7 @@ impl ServerState {
             None => self.source.profile(token, detail).await?,
         };
         let bytes = match earlier {
-            Some(earlier) => {
-                encoding(&slot, move || {
-                    let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
-                    encode(&shown(&difference, &wanted.scope, &wanted.filter), &wanted)
-                })
-                .await?
-            }
+            Some(earlier) => encoding(&slot, move || encode_difference(&earlier.made, &shared.made, &wanted)).await?,
             None => {
                 let cell = shared.encoding(&wanted);
                 let made = shared.clone();
@@ -378,10 +488,10 @@ impl ServerState {
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
         let name = match format {
-            ProfileFormat::Pprof => "attachment; filename=\"heap.pb.gz\"",
-            ProfileFormat::Json => "attachment; filename=\"heap.json.gz\"",
+            ProfileFormat::Pprof => "heap.pb.gz",
+            ProfileFormat::Json => "heap.json.gz",
         };
-        Ok(answer([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes))
+        Ok(file(name, bytes))
     }
 }
 
@@ -409,6 +519,12 @@ async fn encoding(
         Ok(encoded) => encoded.map_err(|error| failed(format!("the profile could not be encoded: {error}"))),
         Err(_) => Err(failed("the profile could not be encoded".into())),
     }
+}
+
+/// Encodes the difference between two profiles, compressed.
+fn encode_difference(earlier: &Made, later: &Made, wanted: &Wanted) -> std::io::Result<Bytes> {
+    let difference = difference(Some(earlier), later, Inuse::Change);
+    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted)
 }
 
 /// Encodes a profile, compressed.

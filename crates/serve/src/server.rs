@@ -40,6 +40,7 @@ impl Server {
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
             let routes = Routes::new(recording, listen.tokens, push);
             restrict_server();
+            runtime.spawn(routes.clone().remember());
             runtime.block_on(connections::serve(listen.socket, listen.tls, routes, stopped));
             runtime.shutdown_timeout(GRACE_PERIOD);
         })?;

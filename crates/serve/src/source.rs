@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::ProfileFormat;
-use heapbpf_profile::page::Figure;
 use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
@@ -46,14 +45,7 @@ pub struct Shared {
     /// The profile.
     pub made: Made,
     encodings: Mutex<Encodings>,
-    totals: Mutex<Vec<TotalsOf>>,
 }
-
-/// Totals in use and allocated, by what a client may see and what it asked for.
-type TotalsOf = (Filter, Filter, [Figure; 2]);
-
-/// Maximum number of totals kept with a profile.
-const MOST_TOTALS: usize = 16;
 
 impl Shared {
     /// Returns the cell for an encoding. The first client fills it, the others wait for it.
@@ -67,21 +59,6 @@ impl Shared {
         cell
     }
 
-    /// Returns the totals for what a client may see and asked for. Every page refresh shows those of each moment, so
-    /// `make` runs only if they are not kept yet.
-    pub fn totals(&self, scope: &Filter, filter: &Filter, make: impl FnOnce() -> [Figure; 2]) -> [Figure; 2] {
-        let mut known = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((.., totals)) = known.iter().find(|(of, asked, _)| (of, asked) == (scope, filter)) {
-            return *totals;
-        }
-        let totals = make();
-        if known.len() == MOST_TOTALS {
-            known.remove(0);
-        }
-        known.push((scope.clone(), filter.clone(), totals));
-        totals
-    }
-
     /// Drops the encodings made so far.
     pub fn forget_encodings(&self) {
         self.encodings.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -89,7 +66,7 @@ impl Shared {
 
     #[cfg(test)]
     pub fn new(made: Made) -> Self {
-        Self { made, encodings: Mutex::default(), totals: Mutex::default() }
+        Self { made, encodings: Mutex::default() }
     }
 }
 
@@ -173,6 +150,14 @@ impl Source {
         *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
     }
 
+    /// Returns totals for the history. Memory is not measured for them.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub async fn totals_unmeasured(&self) -> Result<Made, Unanswered> {
+        self.recording.totals_unmeasured().await
+    }
+
     /// Returns a profile of some moment between the call and its return, for the bearer of a token.
     ///
     /// # Errors
@@ -233,7 +218,7 @@ impl Source {
         let made = made?;
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
-        let shared = Arc::new(Shared { made, encodings: Mutex::default(), totals: Mutex::default() });
+        let shared = Arc::new(Shared { made, encodings: Mutex::default() });
         last.shared = Some(Arc::clone(&shared));
         Ok(self.charged(token, detail, &shared))
     }

@@ -51,14 +51,15 @@ fn text(world: &World, pool: &Pool, value: Value) -> FigureText {
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Values as a row of at most `columns` bars, the newest on the right. Heights are relative to the largest value shown.
+/// A value that is not known (NaN) has none.
 pub(crate) fn sparkline(series: &[f64], columns: usize) -> String {
     let shown = &series[series.len().saturating_sub(columns)..];
     let largest = shown.iter().copied().fold(0.0, f64::max);
     if largest <= 0.0 {
         return String::new();
     }
-    let level = |value: &f64| LEVELS[((value / largest * 7.0).round().clamp(0.0, 7.0)) as usize];
-    shown.iter().map(level).collect()
+    let level = |value: f64| LEVELS[((value / largest * 7.0).round().clamp(0.0, 7.0)) as usize];
+    shown.iter().map(|value| if value.is_nan() { ' ' } else { level(*value) }).collect()
 }
 
 #[cfg(test)]
@@ -70,6 +71,7 @@ mod tests {
         assert_eq!(sparkline(&[0.0, 1.0, 2.0, 4.0], 8), "▁▃▅█");
         assert_eq!(sparkline(&[9.0, 1.0, 1.0], 2), "██", "of what is shown");
         assert_eq!(sparkline(&[0.0, 0.0], 8), "");
+        assert_eq!(sparkline(&[1.0, f64::NAN, 2.0], 8), "▅ █");
         assert_eq!(sparkline(&[], 8), "");
     }
 }

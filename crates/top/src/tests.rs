@@ -1,5 +1,6 @@
 //! Tests of whole screens. `HEAPBPF_BLESS=1` rewrites the expected files; check them before you commit them.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -335,6 +336,19 @@ fn colours_are_the_terminals_own_or_none() {
         }
         assert_eq!(used > 0, color);
     }
+}
+
+#[test]
+fn what_a_service_remembers_is_shown_for_programs() {
+    let mut top = grown();
+    assert!(!screen(&mut top, 80, 24).contains("last hour"));
+    top.remember(HashMap::from([("server".to_owned(), vec![f64::NAN, 1.0, 2.0]), ("worker".to_owned(), vec![1.0])]));
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains("last minute ") && text.contains("last hour  ▅█"), "{text}");
+    press(&mut top, "↓");
+    assert!(!screen(&mut top, 80, 24).contains("last hour"), "nothing is remembered of this name");
+    press(&mut top, "↑⏎");
+    assert!(!screen(&mut top, 80, 24).contains("last hour"), "functions are not remembered");
 }
 
 #[test]

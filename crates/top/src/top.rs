@@ -84,6 +84,8 @@ pub struct Top {
     pending: Option<Arc<Profile>>,
     details: HashMap<RowId, Details>,
     medians: HashMap<RowId, Option<f64>>,
+    /// See [`Self::remember`].
+    pub(crate) past: HashMap<String, Vec<f64>>,
     pub(crate) boxes: Vec<FlameBox>,
     /// Number of table rows on the screen.
     pub(crate) page: usize,
@@ -108,6 +110,7 @@ impl Top {
             pending: None,
             details: HashMap::new(),
             medians: HashMap::new(),
+            past: HashMap::new(),
             boxes: Vec::new(),
             page: 1,
         }
@@ -137,6 +140,11 @@ impl Top {
         }
         self.enter_only_program();
         self.refresh();
+    }
+
+    /// Takes what processes had in use during the last hour, in bytes at equal steps, by command name. NaN: not known.
+    pub fn remember(&mut self, past: HashMap<String, Vec<f64>>) {
+        self.past = past;
     }
 
     /// Enters the first program if it is the only one.

@@ -1,6 +1,7 @@
 //! Hands profiles from the thread that gets them to the thread that shows them. Only the last one is kept, so a slow
 //! terminal skips some and delays none.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -29,6 +30,8 @@ pub struct News {
     pub profile: Option<Arc<Profile>>,
     /// Why there is currently no profile, or that there is one again.
     pub away: Option<Option<String>>,
+    /// What processes had in use during the last hour; see `Top::remember`.
+    pub past: Option<HashMap<String, Vec<f64>>>,
 }
 
 /// The connection between the two threads.
@@ -76,6 +79,11 @@ impl Feed {
     /// Records the CPU time of showing a profile.
     pub fn shown_in(&self, time: Duration) {
         self.showing_us.store(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Passes on what a service remembers.
+    pub fn remember(&self, past: HashMap<String, Vec<f64>>) {
+        self.tell(|news| news.past = Some(past));
     }
 
     /// Returns a profile that is no longer shown.

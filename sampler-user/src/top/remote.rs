@@ -1,16 +1,20 @@
 //! Profiles of a running service (`heapbpf serve`), over HTTP.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
+use heapbpf_profile::units::unix_ms;
 use heapbpf_symbols::http_client;
-use ureq::http::Uri;
+use serde::Deserialize;
+use ureq::Body;
+use ureq::http::{Response, Uri};
 
 use super::Look;
 use super::feed::{Feed, Got, NoProfile};
@@ -30,6 +34,13 @@ const LARGEST_SENTENCE: u64 = 4 << 10;
 /// The profile with everything that is known. Older services refuse this parameter, and return less without it.
 const WHOLE: &str = "/debug/pprof/heap?format=json";
 const PPROF: &str = "/debug/pprof/heap";
+/// What the service remembers. Older services do not.
+const HISTORY: &str = "/history";
+/// Time between two requests for it.
+const HISTORY_EVERY: Duration = Duration::from_secs(60);
+/// Steps of the last hour, and the length of one in milliseconds.
+const STEPS: usize = 12;
+const STEP_MS: u64 = 300_000;
 
 /// The address of a service, and the authorization to use it.
 #[derive(Clone, PartialEq, Eq)]
@@ -85,7 +96,13 @@ pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
     let filled = Arc::clone(&feed);
     let source = address.shown().to_owned();
     let mut client = Client::new(address);
-    let fill = move || filled.fill(look.refresh, |_| client.profile().map_err(NoProfile::Later));
+    let fill = move || {
+        filled.fill(look.refresh, |_| {
+            let got = client.profile().map_err(NoProfile::Later)?;
+            client.past(unix_ms(got.profile.header.time)).into_iter().for_each(|past| filled.remember(past));
+            Ok(got)
+        });
+    };
     std::thread::Builder::new().name("profiles-shown".into()).spawn(fill).context("cannot start a thread")?;
     let shown = until_signal(Arc::clone(&terminal), Arc::clone(&feed), source, look);
     feed.close();
@@ -118,6 +135,37 @@ struct Client {
     address: Address,
     agent: ureq::Agent,
     path: &'static str,
+    /// When its history is requested; `None` if it has none.
+    next_past: Option<Instant>,
+}
+
+/// The part of a history that is shown.
+#[derive(Deserialize)]
+struct Past {
+    time_ms: Vec<u64>,
+    programs: Vec<PastProgram>,
+}
+
+#[derive(Deserialize)]
+struct PastProgram {
+    comm: String,
+    inuse: Vec<Option<f64>>,
+}
+
+impl Past {
+    /// Bytes in use in equal steps up to now, by command name: those at the end of each step.
+    fn steps(self, now_ms: u64) -> HashMap<String, Vec<f64>> {
+        let step = |time_ms: &u64| (now_ms.saturating_sub(*time_ms) / STEP_MS) as usize;
+        let steps: Vec<usize> = self.time_ms.iter().map(step).collect();
+        let series = |PastProgram { comm, inuse }: PastProgram| {
+            let mut series = vec![f64::NAN; STEPS];
+            for (step, inuse) in steps.iter().zip(inuse).filter(|(step, _)| **step < STEPS) {
+                series[STEPS - 1 - step] = inuse.unwrap_or(f64::NAN);
+            }
+            (comm, series)
+        };
+        self.programs.into_iter().map(series).collect()
+    }
 }
 
 impl Client {
@@ -127,17 +175,34 @@ impl Client {
             .timeout_global(Some(ANSWER_TIME))
             .max_redirects(0)
             .build();
-        Self { address, agent: config.new_agent(), path: WHOLE }
+        Self { address, agent: config.new_agent(), path: WHOLE, next_past: Some(Instant::now()) }
+    }
+
+    fn get(&self, path: &str) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(format!("{}{path}", self.address.origin));
+        if let Some(authorization) = &self.address.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        request.call()
+    }
+
+    /// What the service remembers of the last hour, if it is time to ask again and it answers.
+    fn past(&mut self, now_ms: u64) -> Option<HashMap<String, Vec<f64>>> {
+        self.next_past.filter(|at| *at <= Instant::now())?;
+        self.next_past = Some(Instant::now() + HISTORY_EVERY);
+        let from_ms = now_ms.saturating_sub(STEPS as u64 * STEP_MS);
+        let mut response = self.get(&format!("{HISTORY}?from={from_ms}&to={now_ms}")).ok()?;
+        if response.status().as_u16() == 404 {
+            self.next_past = None;
+        }
+        let mut body = Vec::new();
+        response.body_mut().as_reader().take(LARGEST_ANSWER).read_to_end(&mut body).ok()?;
+        Some(serde_json::from_slice::<Past>(&body).ok()?.steps(now_ms))
     }
 
     fn profile(&mut self) -> Result<Got, String> {
         loop {
-            let url = format!("{}{}", self.address.origin, self.path);
-            let mut request = self.agent.get(&url);
-            if let Some(authorization) = &self.address.authorization {
-                request = request.header("Authorization", authorization);
-            }
-            let mut response = request.call().map_err(|error| self.told(&http_client::reason(&error)))?;
+            let mut response = self.get(self.path).map_err(|error| self.told(&http_client::reason(&error)))?;
             match response.status().as_u16() {
                 200 => {
                     let mut body = Vec::new();
@@ -191,6 +256,23 @@ mod tests {
             let error = Address::parse(bad, None).err().unwrap();
             assert!(error.contains("--pid") && !error.contains("secret"), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn a_history_becomes_equal_steps_and_gaps_stay() {
+        const NOW: u64 = 100 * STEP_MS;
+        let text = format!(
+            r#"{{"confidence":0.95,"time_ms":[{},{},{},{}],"programs":[{{"comm":"web","inuse":[9,4,5,null]}}]}}"#,
+            NOW - STEP_MS * STEPS as u64,
+            NOW - 2 * STEP_MS - 2,
+            NOW - 2 * STEP_MS - 1,
+            NOW - 1,
+        );
+        let steps = serde_json::from_str::<Past>(&text).unwrap().steps(NOW);
+        let web = &steps["web"];
+        assert_eq!((web.len(), web[STEPS - 3]), (STEPS, 5.0), "the last of its step");
+        assert_eq!(web.iter().filter(|bytes| bytes.is_nan()).count(), STEPS - 1, "one is too old, one is not known");
+        assert!(serde_json::from_str::<Past>("{}").is_err());
     }
 
     #[test]

@@ -282,6 +282,11 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     };
     until("there are some moments", || moments() > 4);
 
+    // The timeline has what the service remembers, for as long as is chosen.
+    browser.until("document.getElementById('timeline-text').textContent.includes(' points from ')");
+    browser.value("(() => { const it = document.getElementById('span'); it.value = '1440'; it.dispatchEvent(new Event('change')) })()");
+    browser.until("location.hash.includes('span=1440')");
+
     // Drag a range of the timeline: it shows what was allocated in it and kept.
     browser.until("document.querySelector('#marks input').max >= 3");
     let place = browser.value("(() => { const box = document.querySelector('.u-over').getBoundingClientRect(); return [box.x, box.y + 60, box.width] })()");

@@ -80,6 +80,49 @@ fn a_scrape_is_the_truth_so_far() {
     recording.stop().results();
 }
 
+/// Nobody opens a page. Every allocation is sampled, so the history must have the truth.
+#[test]
+fn a_service_remembers_from_its_start() {
+    let case = "a_service_remembers_from_its_start";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("growing"), ["20000"]);
+    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
+    let history = || -> serde_json::Value { serde_json::from_slice(&get(address, "/history").body).expect("JSON") };
+    let numbers = |past: &serde_json::Value, key: &str| -> Vec<f64> {
+        past[key].as_array().expect("a list").iter().map(|number| number.as_f64().unwrap_or(0.0)).collect()
+    };
+    until("it remembers", || {
+        let past = history();
+        !numbers(&past, "time_ms").is_empty() && !numbers(&past, "profiles_ms").is_empty()
+    });
+    assert!(!target.run().sites.is_empty());
+    let (bytes, kept) = (20_000_000.0, 2_000_000.0);
+    until("what is kept is in the history", || numbers(&history(), "inuse").last().is_some_and(|last| *last >= kept));
+    let past = history();
+    let last = |key: &str| numbers(&past, key).last().copied().expect("a sample");
+    assert!(last("inuse") < kept + 100_000.0, "{past}");
+    assert_eq!((last("low"), last("high")), (last("inuse"), last("inuse")), "nothing is left to chance");
+    let (program, times) = (&past["programs"][0], numbers(&past, "time_ms"));
+    assert_eq!(program["comm"], "growing");
+    assert_eq!(numbers(program, "inuse").len(), times.len());
+    let rates = numbers(&past, "alloc_per_second");
+    let allocated: f64 = times.windows(2).zip(&rates[1..]).map(|(pair, rate)| rate * (pair[1] - pair[0]) / 1e3).sum();
+    let gaps: f64 = numbers(&past, "after_gap").iter().sum();
+    // Rates are whole numbers. The first sample follows a gap; on a busy machine, others may.
+    assert!(allocated < bytes + 101_000.0 && (allocated > bytes - 1_000.0 || gaps > 1.0), "{allocated}: {past}");
+
+    assert_eq!(get(address, "/page/data").status, 200);
+    let profiles = numbers(&history(), "profiles_ms");
+    let [from, to] = [profiles[0], profiles[profiles.len() - 1]];
+    let between = get(address, &format!("/debug/pprof/delta_heap?from={from}&to={to}"));
+    let Some(raw) = read(&between) else { return skipped(case, "there is no go") };
+    for (index, truth) in [(ALLOC_SPACE, bytes), (INUSE_SPACE, kept)] {
+        let change = raw.sum(index) as f64;
+        assert!((truth..truth + 100_000.0).contains(&change), "{change} of {truth}");
+    }
+    recording.stop();
+}
+
 #[test]
 fn go_tool_pprof_scrapes_a_difference() {
     let Some(_turn) = turn("go_tool_pprof_scrapes_a_difference") else { return };
@@ -334,6 +377,12 @@ fn bad_requests_get_a_sentence() {
         ("/page/growth?from=2&to=1", 400, "before"),
         ("/page/growth?from=1&to=2", 404, "is not kept"),
         ("/page/growth?from=1&from=1&to=2", 400, "known are"),
+        ("/history?from=x", 400, "whole milliseconds"),
+        ("/history?what=1", 400, "known are"),
+        ("/history?from=9&to=1", 200, ""),
+        ("/debug/pprof/delta_heap?from=1", 400, "to is required"),
+        ("/debug/pprof/delta_heap?from=1&to=2", 404, "is not kept"),
+        ("/debug/pprof/delta_heap?from=1&to=2&seconds=5", 400, "do not go together"),
         ("/page/export", 400, "format is required"),
         ("/page/export?format=bmp", 400, "known ones are"),
         ("/debug/pprof/heap?cgroup=x", 400, "beginning with /"),

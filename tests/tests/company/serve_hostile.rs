@@ -34,6 +34,7 @@ const ENDPOINTS: &[(&str, &str, bool)] = &[
     ("/debug/pprof/heap", "", true),
     ("/debug/pprof/allocs", "", true),
     ("/debug/pprof/delta_heap", "seconds=1", true),
+    ("/history", "", true),
     ("/metrics", "", true),
     ("/page/data", "", true),
     ("/page/growth", MOMENTS, true),
@@ -82,7 +83,7 @@ fn two_moments(refresh: impl Fn() -> Answer) -> String {
         moments = answer["moments"].as_array().expect("a list").clone();
         moments.len() > 1
     });
-    format!("from={}&to={}", moments[0]["time_ms"], moments[1]["time_ms"])
+    format!("from={}&to={}", moments[0], moments[1])
 }
 
 /// Starts a copy of a program under another name.
@@ -123,6 +124,7 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
     };
     until("both are seen", || seen(&ask("/debug/pprof/heap", Some("all-aaaaaaaaaaaaaaaa"))) == Sees::Both);
     let moments = two_moments(|| ask("/page/data", Some("all-aaaaaaaaaaaaaaaa")));
+    until("both are remembered", || seen(&ask("/history", Some("all-aaaaaaaaaaaaaaaa"))) == Sees::Both);
     let clients = [
         (None, Sees::Nothing),
         (Some("all-aaaaaaaaaaaaaaab"), Sees::Nothing),
@@ -143,6 +145,8 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
             let answer = ask(&format!("{path}?{query}"), token);
             assert_eq!(seen(&answer), expected, "{path} with {token:?}");
         }
+        let between = format!("/debug/pprof/delta_heap?{moments}");
+        assert_eq!(seen(&ask(&between, token)), expected, "{between} with {token:?}");
         // A query can narrow what a token gives access to, but never widen it.
         let wide = format!("/debug/pprof/heap?comm=*&pid={}", two.pid());
         let narrowed = match expected {

@@ -18,6 +18,8 @@ pub struct KeptData {
     to_ms: u64,
     confidence: f64,
     total: Figure,
+    /// Bytes that were allocated in that time, kept or not.
+    allocated: Option<u64>,
     notes: Vec<String>,
     groups: Vec<String>,
     /// Number of stacks that are left out because there are too many.
@@ -32,8 +34,14 @@ pub struct KeptData {
 /// Builds the data. `profile` is the later point in time; its rows in use cover only blocks allocated after `from_ms`.
 ///
 /// The figures are estimated like those in use, from fewer samples. Bounds on losses are those of everything in use, so
-/// intervals are never too narrow.
-pub fn kept_data(profile: &Profile, from_ms: u64, notes: Vec<String>, confidence: f64) -> KeptData {
+/// intervals are never too narrow. `allocated`: bytes allocated after `from_ms`, if they are known.
+pub fn kept_data(
+    profile: &Profile,
+    from_ms: u64,
+    allocated: Option<u64>,
+    notes: Vec<String>,
+    confidence: f64,
+) -> KeptData {
     const VALUE: Value = Value::InuseSpace;
     let mut names = Names::new();
     let mut groups = GroupNames::new(profile, GroupBy::Program);
@@ -55,6 +63,7 @@ pub fn kept_data(profile: &Profile, from_ms: u64, notes: Vec<String>, confidence
         to_ms: units::unix_ms(profile.header.time),
         confidence,
         total: Figure::of(profile, &Pool::whole(profile), VALUE, confidence, None),
+        allocated,
         notes,
         left_out,
         column: Column::of(profile, &pools, VALUE, confidence),

@@ -12,8 +12,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use self::figures::Column;
-pub use self::figures::Figure;
+use self::figures::{Column, Figure};
 pub use self::growth::{GrowthData, growth_data};
 pub use self::kept::{KeptData, kept_data};
 pub use self::layout::Layout;
@@ -232,18 +231,6 @@ pub fn next_page_data(
         lifetimes: lifetimes(&stacks, shown),
         layout: SharedLayout(layout),
     }
-}
-
-/// Figures in use and allocated for the processes (by index) that are `seen`, for a timeline.
-pub fn totals(profile: &Profile, confidence: f64, seen: impl Fn(usize) -> bool) -> [Figure; 2] {
-    let processes = || (0..profile.processes.len()).filter(|index| seen(*index));
-    let mut pool = Pool::of(profile.rows.iter().filter(|row| seen(row.key.process)));
-    pool.cover(processes());
-    [Value::InuseSpace, Value::AllocSpace].map(|value| {
-        let mut counted = processes().map(|it| exact(profile, Some(it), value));
-        let exact = counted.try_fold(0u64, |sum, it| sum.checked_add(it?));
-        Figure::of(profile, &pool, value, confidence, exact)
-    })
 }
 
 fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, process: Option<usize>) -> Vec<Figure> {

@@ -18,7 +18,7 @@ pub struct Request {
     pub detail: Detail,
     /// Moments that divide the blocks in use by age, as times since the start of the recording; ascending.
     pub marks: Vec<Duration>,
-    /// Set for a client that asks several times a second.
+    /// Set for a client that does not need memory measured; see [`Often`].
     pub often: Option<Often>,
     /// Channel for the reply.
     pub reply: oneshot::Sender<Result<Made, Unanswered>>,
@@ -65,8 +65,20 @@ impl RecordingHandle {
     /// # Errors
     /// See [`Unanswered`].
     pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
+        self.ask(detail, marks, None).await
+    }
+
+    /// Requests totals of a moment between the call and its return, without measuring memory.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub async fn totals_unmeasured(&self) -> Result<Made, Unanswered> {
+        self.ask(Detail::Totals, Vec::new(), Some(Often::default())).await
+    }
+
+    async fn ask(&self, detail: Detail, marks: Vec<Duration>, often: Option<Often>) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request { detail, marks, often: None, reply }).await.map_err(|_| Unanswered::Ended)?;
+        self.requests.send(Request { detail, marks, often, reply }).await.map_err(|_| Unanswered::Ended)?;
         answer.await.unwrap_or_else(|_| Err(self.unanswered()))
     }
 

@@ -59,7 +59,7 @@ pub struct Snapshot {
     /// Set for the last profile: the channel closes when the hooks have been removed. Memory is measured after that, so
     /// that it does not include their data.
     pub unhooked: Option<Receiver<()>>,
-    /// Set for a client that asks several times a second.
+    /// Set for a client that does not need memory measured.
     pub often: Option<Often>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
@@ -77,7 +77,7 @@ pub struct Snapshot {
     pub cpu: Duration,
 }
 
-/// A request of a client that asks several times a second. Memory is measured only with [`Detail::Lifetimes`]; the
+/// A request of a client that asks again and again. Memory is measured only with [`Detail::Lifetimes`]; the
 /// client's other profiles have what was measured last.
 #[derive(Default)]
 pub struct Often {

@@ -12,7 +12,9 @@ use heapbpf_profile::value::Value;
 use prost::Message as _;
 
 use super::destination::{Destination, Protocol};
-use super::multipart;
+
+/// Separates the parts of a form. It never occurs in what we send: our gzip and JSON contain no such line.
+const BOUNDARY: &str = "heapbpf-3f1d0c9b7a65e8427f";
 
 /// A request to send.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,8 +68,8 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
             Batch {
                 // Without the `format` parameter: with `format=pprof`, the body would have to be the bare profile.
                 path: format!("{path}{separator}name={name}&from={from}&until={until}&spyName=heapbpf"),
-                content_type: multipart::content_type(),
-                body: multipart::encode(&parts),
+                content_type: format!("multipart/form-data; boundary={BOUNDARY}"),
+                body: form(&parts),
             }
         }
         Protocol::PyroscopePush => {
@@ -79,6 +81,21 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
             Batch { path, content_type: "application/json".into(), body: body.to_string().into_bytes() }
         }
     })
+}
+
+/// Encodes parts (name, file name, content) as `multipart/form-data` (RFC 7578), as far as Pyroscope's `/ingest` needs
+/// it.
+fn form(parts: &[(&str, &str, &[u8])]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (name, file, content) in parts {
+        let head =
+            format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{file}\"\r\n\r\n");
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(content);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
+    body
 }
 
 fn pprof(profile: &Profile) -> std::io::Result<Vec<u8>> {

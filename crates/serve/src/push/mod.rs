@@ -8,7 +8,6 @@ mod backoff;
 mod batch;
 pub mod destination;
 mod grpc;
-mod multipart;
 mod queue;
 mod sender;
 mod spool;

@@ -1,8 +1,9 @@
 //! Draws the details of the selected row.
 
+use heapbpf_profile::group::Groups;
 use heapbpf_profile::report::chain::{Chain, lines as chain_lines};
 use heapbpf_profile::report::text::clip_start;
-use heapbpf_profile::units;
+use heapbpf_profile::{GroupBy, Process, units};
 use ratatui_core::style::Style;
 
 use super::canvas::Canvas;
@@ -40,6 +41,7 @@ impl Top {
             more.push(median.unwrap_or_else(|| "median lifetime not known or longer".into()));
             let trend = sparkline(&details.series, 13);
             more.extend((!trend.is_empty()).then(|| format!("last minute {trend}")));
+            more.extend(self.last_hour(world, entry));
         }
         more.extend(self.since_mark(world, entry));
         facts.extend(more);
@@ -52,6 +54,18 @@ impl Top {
                 canvas.put(1, first + line, &text, columns, style);
             }
         }
+    }
+
+    /// What a program had in use during the last hour, if a service remembers it.
+    fn last_hour(&self, world: &World, entry: &Entry) -> Option<String> {
+        let RowId::Program(program) = &entry.id else { return None };
+        // Usually there is nothing to look for.
+        (!self.past.is_empty()).then_some(())?;
+        let process = process_of(world, *program)?;
+        let is_other = |it: &Process| it.comm == process.comm && it.exe != process.exe;
+        let series = self.past.get(&process.comm).filter(|_| !world.now.profile.processes.iter().any(is_other))?;
+        let trend = sparkline(series, series.len());
+        (!trend.is_empty()).then(|| format!("last hour {trend}"))
     }
 
     fn since_mark(&self, world: &World, entry: &Entry) -> Option<String> {
@@ -88,11 +102,8 @@ impl Top {
             }
             RowId::Program(program) => {
                 let name = leaves.program_name(*program);
-                let profile = &*world.now.profile;
-                let shown = heapbpf_profile::group::Groups::new(profile, heapbpf_profile::GroupBy::Program);
-                let is_of = |index: &usize| shown.of_process(*index) == name;
-                let process = (0..profile.processes.len()).find(is_of).map(|index| &profile.processes[index]);
-                let exe = process.map(|process| format!("{} · {}", process.exe, process.allocators.join(", ")));
+                let exe = |process: &Process| format!("{} · {}", process.exe, process.allocators.join(", "));
+                let exe = process_of(world, *program).map(exe);
                 std::iter::once((name.to_owned(), theme.name())).chain(exe.map(|exe| (exe, theme.dim()))).collect()
             }
             RowId::Function(function) => {
@@ -109,4 +120,12 @@ impl Top {
             }
         }
     }
+}
+
+/// The first process of a program.
+fn process_of(world: &World, program: u32) -> Option<&Process> {
+    let (name, profile) = (world.leaves.program_name(program), &*world.now.profile);
+    let shown = Groups::new(profile, GroupBy::Program);
+    let is_of = |index: &usize| shown.of_process(*index) == name;
+    (0..profile.processes.len()).find(is_of).map(|index| &profile.processes[index])
 }
