@@ -21,6 +21,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use prost::Message as _;
 use tokio::task::JoinError;
+use tokio::time::timeout;
 
 use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
@@ -44,6 +45,8 @@ const SHARE: u32 = 1000;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Minimum and maximum time between profiles that are kept when no page asks for any.
 const PROFILES: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
+/// Maximum time to wait for a profile that no page asks for. Names may take minutes, and clients wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -323,13 +326,13 @@ impl ServerState {
         loop {
             let begun = Instant::now();
             // No request waits for it, so it counts against the first token for a moment only, and is never refused.
-            match self.source.second_profile(0, Detail::Stacks).await {
-                Ok(profile) => {
+            match timeout(PATIENCE, self.source.second_profile(0, Detail::Stacks)).await {
+                Ok(Ok(profile)) => {
                     self.keep(&profile);
                     pause = (profile.made.cpu * SHARE).clamp(shortest, longest);
                 }
-                Err(SourceError::Unanswered(Unanswered::Ended)) => return,
-                Err(SourceError::Unanswered(_) | SourceError::Busy) => {}
+                Ok(Err(SourceError::Unanswered(Unanswered::Ended))) => return,
+                Ok(Err(SourceError::Unanswered(_) | SourceError::Busy)) | Err(_) => {}
             }
             tokio::time::sleep_until((begun + pause).into()).await;
         }

@@ -80,8 +80,8 @@ fn one_file_by_many_names_is_hooked_once() {
     let mut paths = vec![folder.path().join("below/manyname"), folder.path().join("linked")];
     paths.extend(mounts.iter().map(|mount| mount.0.join("manyname")));
     let mut targets: Vec<Target> = paths.iter().map(|path| Target::start(path, ["2000"])).collect();
-    let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, target| recorder.pid(target.pid()));
-    let recording = recorder.start();
+    let recorder = Recorder::new().interval(1).option("--hook", "probe");
+    let recording = targets.iter().fold(recorder, |recorder, target| recorder.pid(target.pid())).start();
     let truths: Vec<_> = targets.iter_mut().map(Target::run).collect();
     let (profile, stats) = recording.stop().results();
     for (target, truth) in targets.iter().zip(&truths) {
