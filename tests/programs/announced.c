@@ -1,8 +1,9 @@
 /* Allocates by an allocator that announces its samples (USDT), compiled in or from a library that is opened later, and never
  * by malloc. Arguments: interval, rounds, mode (0, or 1 for weights by crossings, 2 to let a child do it, 3 if nobody needs to
- * listen, 4 to repeat it until a line comes), library. */
+ * listen, 4 to repeat it until a line comes, 5 to announce mappings as well), library. */
 #include <dlfcn.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include "truth.h"
 #include "otel_memory.h"
 
@@ -15,6 +16,32 @@ static void (*give)(void *) = own_give;
 SITE(00, take(n))
 SITE(01, take(n))
 SITE(02, take(n))
+
+HIDDEN unsigned short otel_memory_mmap_semaphore __attribute__((section(".probes"), used));
+HIDDEN unsigned short otel_memory_munmap_semaphore __attribute__((section(".probes"), used));
+
+static NOINLINE void *mapped(uint64_t size) {
+  void *p = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) die("mmap");
+  if (otel_memory_mmap_semaphore) __asm__ volatile(NOTE("mmap", "8@%[p] 8@%[n]") : : [p] "r"(p), [n] "r"(size));
+  return p;
+}
+static NOINLINE void unmapped(void *p, uint64_t size) {
+  if (munmap(p, size)) die("munmap");
+  if (otel_memory_munmap_semaphore) __asm__ volatile(NOTE("munmap", "8@%[p] 8@%[n]") : : [p] "r"(p), [n] "r"(size));
+}
+SITE(03, mapped(n))
+
+/* Of each mapping one page is written to. A tenth of them stays. */
+static void map(void) {
+  for (uint64_t i = 0; i < 200; i++) {
+    uint64_t size = (1 + i % 7) * 65536;
+    char *p = site_03(size);
+    took(3, size);
+    p[0] = 1;
+    if (i % 10) { unmapped(p, size); gave(3, size); }
+  }
+}
 
 enum { KEPT = 4096 };
 static void *kept[KEPT];
@@ -44,6 +71,7 @@ int main(int argc, char **argv) {
   uint64_t interval = argument(argc, argv, 1, 65536), rounds = argument(argc, argv, 2, 100000);
   uint64_t mode = argument(argc, argv, 3, 0);
   announcing_begins(&heap, interval, mode == 1);
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
   ready();
   if (argc > 4) {
 #ifndef ALONE
@@ -65,6 +93,7 @@ int main(int argc, char **argv) {
     if (status) die("the child failed");
   } else {
     run(rounds);
+    if (mode == 5) map();
     if (mode == 4) {
       while (!line_waits()) run(rounds);
       wait_line();

@@ -19,6 +19,10 @@ pub fn always(profile: &Profile, stats: &Stats) {
         assert!(exact.is_none(), "nothing counts what a process allocates that announces its samples");
         return;
     }
+    if profile.processes.iter().any(Process::lacks_exact_mappings) {
+        assert!(exact.is_none(), "what allocators map for themselves is counted, too");
+        return;
+    }
     // If another recording hooked a process inline, only a part of its calls was counted.
     let is_whole = !profile.processes.iter().any(Process::was_hidden);
     let counted = is_whole.then_some(stats.exact_alloc_bytes as f64);
@@ -103,7 +107,12 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
         let Some(site) = stack.site() else { continue };
         let sum = sums.entry(site.to_owned()).or_default();
         sum.samples += stack.samples;
-        for (to, from) in sum.figures.iter_mut().chain(&mut sum.at_exit).zip(total([&stack.figures])) {
+        let mut figures = total([&stack.figures]);
+        // The truth has the sizes of mappings, whatever was written to.
+        if stack.figures.address_space_bytes.is_some() {
+            figures[2] = value(&stack.figures.address_space_bytes);
+        }
+        for (to, from) in sum.figures.iter_mut().chain(&mut sum.at_exit).zip(figures) {
             *to += from;
         }
     }

@@ -42,6 +42,9 @@ pub struct Figures {
     pub inuse_bytes: Option<Estimate>,
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
+    /// Address space of the mappings in use.
+    #[serde(default)]
+    pub address_space_bytes: Option<Estimate>,
     /// Bytes that ended processes held when they ended, where these are separate from those in use.
     #[serde(default)]
     pub at_exit_bytes: Option<Estimate>,
@@ -129,6 +132,11 @@ impl Process {
     /// Whether another recording had hooked it inline for a while, so that probes did not see its calls.
     pub fn was_hidden(&self) -> bool {
         self.missing.iter().any(|missing| missing.what == "the time under another recording's inline hooks")
+    }
+
+    /// Whether only the sampled ones of its mappings are told from an allocator's own.
+    pub fn lacks_exact_mappings(&self) -> bool {
+        self.missing.iter().any(|missing| missing.what == "exact totals with --mmap")
     }
 
     /// Whether the counts of its inline hooks are plausible.

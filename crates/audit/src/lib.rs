@@ -90,6 +90,17 @@ impl Missing {
         Self::new("exact totals", "the counts in its memory are impossible: only its sampled calls are included")
     }
 
+    /// Name of what is missing if a process's mappings are told from an allocator's by their stacks.
+    pub const EXACT_MAPPINGS: &str = "exact totals with --mmap";
+
+    /// Records that a process has no exact totals, because unsampled mappings have no stack.
+    #[must_use]
+    pub fn exact_mappings() -> Self {
+        let why = "beside inline hooks, the stack of a sampled mapping tells whether an allocator made it; the others \
+                   are not told apart";
+        Self::new(Self::EXACT_MAPPINGS, why)
+    }
+
     /// Records that stacks through a JVM lack its Java frames.
     pub fn java_frames(why: &impl std::fmt::Display) -> Self {
         Self::new("Java frames", format!("{why}: stacks end where Java code is"))

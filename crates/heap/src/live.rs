@@ -135,6 +135,8 @@ pub struct LiveBlock {
     pub size_bytes: u64,
     /// Its trials.
     pub trials: u64,
+    /// If it is a piece of a mapping: the sample, which its other pieces share.
+    pub mapping: Option<u64>,
 }
 
 /// Sums of the live blocks, by row number; the last two only if requested.
@@ -200,14 +202,14 @@ impl Heap {
             return *number;
         }
         self.merge_coldest_rows();
-        self.row_with(sample.key.clone(), sample.time_ns)
+        self.row_with(sample.key.clone(), sample.time_ns, sample.mapped)
     }
 
     /// Returns the number of the row with this key. Adds the row, with its first sample at `first_ns`, if there is
-    /// none.
-    fn row_with(&mut self, key: SampleKey, first_ns: u64) -> u32 {
+    /// none. `mapped`: its samples are mappings.
+    fn row_with(&mut self, key: SampleKey, first_ns: u64, mapped: bool) -> u32 {
         let rows = &mut self.rows;
-        let add = |key: &SampleKey| rows.insert(HeapRow::new(key.clone(), first_ns)) as u32;
+        let add = |key: &SampleKey| rows.insert(HeapRow::new(key.clone(), first_ns, mapped)) as u32;
         *self.index.entry(key).or_insert_with_key(add)
     }
 
@@ -380,27 +382,23 @@ impl Heap {
         self.spaces.get(space).map_or(0, HashMap::len)
     }
 
-    /// Returns the sampled blocks in use in an address space, or only those of `most` samples, chosen at random. Their
-    /// order is that of a hash table with a random hash of their ids. Each remaining piece of a mapping is a block of
-    /// its own.
+    /// Returns the sampled blocks in use in an address space: all mappings, each remaining piece as a block of its own,
+    /// and the other blocks, or only those among `most` samples that are chosen at random. Their order is that of a
+    /// hash table with a random hash of their ids.
     pub fn blocks(&self, space: &ProcessKey, most: usize) -> Vec<LiveBlock> {
         let Some(samples) = self.spaces.get(space) else { return Vec::new() };
-        let block = |live: &LiveSample, address, size_bytes| LiveBlock {
+        let block = |live: &LiveSample, address, size_bytes, mapping| LiveBlock {
             row: live.row as usize,
             address,
             size_bytes,
             trials: live.trials,
+            mapping,
         };
-        let (mut blocks, mut mapped) = (Vec::new(), HashMap::new());
-        for (id, live) in samples.iter().take(most) {
-            match live.mapped {
-                true => drop(mapped.insert(*id, live)),
-                false => blocks.push(block(live, live.address, live.size_bytes)),
-            }
-        }
-        let pieces = self.mappings.get(space).filter(|_| !mapped.is_empty());
-        let pieces = pieces.into_iter().flat_map(MappedPieces::pieces);
-        blocks.extend(pieces.filter_map(|(start, bytes, id)| Some(block(mapped.get(&id)?, start, bytes))));
+        let chosen = samples.values().take(most).filter(|live| !live.mapped);
+        let mut blocks: Vec<LiveBlock> = chosen.map(|live| block(live, live.address, live.size_bytes, None)).collect();
+        let pieces = self.mappings.get(space).into_iter().flat_map(MappedPieces::pieces);
+        let piece = |(start, bytes, id): (u64, u64, u64)| Some(block(samples.get(&id)?, start, bytes, Some(id)));
+        blocks.extend(pieces.filter_map(piece));
         blocks
     }
 

@@ -82,5 +82,5 @@ pub use plan::{
 };
 pub use runtimes::Runtime;
 pub use sampler_ebpf::abi::{FileRanges, ResultLocation, Site};
-pub use table::{ANNOUNCED, BRK, MMAP, MREMAP, Table};
+pub use table::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP, Table};
 pub use usdt::announced;

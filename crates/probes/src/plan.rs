@@ -111,6 +111,9 @@ pub struct AllocatorFile {
     /// Exact code ranges of the hooked functions and their local helpers, as file offsets. Calls from there are
     /// reentrant.
     pub ranges: FileRanges,
+    /// Code that only the hooked functions lead to, these included, as file offsets in ascending order: whatever runs
+    /// there, and whatever that calls, runs for the allocator.
+    pub own: Vec<[u64; 2]>,
     /// Whether its calls may lead to another file's allocator. Such calls count once only if both files are counted in
     /// the same way.
     pub may_call_out: bool,
@@ -228,6 +231,7 @@ fn plan(
         build_id: image.build_id.clone(),
         sites,
         ranges: reentrant.ranges,
+        own: reentrant.own,
         may_call_out,
         may_be_interposed: reentrant.calls_by_name && graph.has_function(C_LIBRARY),
         covered,

@@ -82,6 +82,12 @@ fn glibc_ranges_hold_the_helper_that_jumps_to_malloc_and_not_strdup() {
         assert!(inside(offset("malloc") + 0x320) && inside(offset("free") - 0x20));
         assert_eq!(planned.ranges.count, 4);
     }
+    // `_int_malloc` and others, which have no symbols, are glibc's as well.
+    let is_own = |offset: u64| planned.own.iter().any(|[start, end]| (*start..*end).contains(&offset));
+    assert!(["malloc", "free", "calloc", "realloc", "posix_memalign"].iter().all(|name| is_own(offset(name))));
+    assert!(!["strdup", "getline", "mmap", "sbrk", "malloc_trim"].iter().any(|name| is_own(offset(name))));
+    let bytes = |ranges: &[[u64; 2]]| ranges.iter().map(|[start, end]| end - start).sum::<u64>();
+    assert!(bytes(&planned.own) > bytes(&planned.ranges.ranges[..planned.ranges.count as usize]));
 }
 
 /// Each throwing form of operator new, with the numbers of its single-stepped return sites in the function itself, and
@@ -341,6 +347,32 @@ fn a_helper_makes_reentrant_calls_only_if_nobody_else_calls_it() {
         planned.push((inside, plan.missing.iter().map(|m| m.what.clone()).collect::<Vec<_>>()));
     }
     assert_eq!(planned, [(true, vec![]), (false, vec!["grow".to_owned()])]);
+}
+
+#[test]
+fn code_that_only_an_allocator_leads_to_is_its_own() {
+    // `mi_malloc` ends in a jump to `slow`, which calls `grow`; in the second program `main` calls `grow` as well.
+    const OWN: &str = "typedef unsigned long n;\n#define KEEP __attribute__((noinline, noclone))\n\
+        char heap[4096]; n used;\n\
+        static KEEP void grow(n size) { used += size & 8; }\n\
+        static KEEP void *slow(n size) { grow(size); return heap + used; }\n\
+        KEEP void *mi_malloc(n size) { if (used + size > 64) return slow(size); used += size; return heap + used; }\n\
+        KEEP void *mi_zalloc(n size) { char *p = mi_malloc(size); if (p) *p = 0; return p; }\n\
+        int main(void) { EXTRA return !mi_zalloc(3); }\n";
+    let directory = tempfile::tempdir().unwrap();
+    for (extra, is_shared) in [("", false), ("grow(4);", true)] {
+        let source = OWN.replace("EXTRA", extra);
+        let build = ["cc -O2 -fno-pie -no-pie source.c -o program"];
+        let Some(image) = compiled(directory.path(), "program", &source, &build) else { return };
+        let planned = analyse(&image, &RULES(), &Table::default()).unwrap();
+        let is_own = |name: &str| {
+            let (_, symbol) = image.functions().find(|(known, _)| *known == name).unwrap();
+            let offset = image.file_offset(symbol.address).unwrap();
+            planned.own.iter().any(|[start, end]| (*start..*end).contains(&offset))
+        };
+        let own = ["mi_malloc", "slow", "grow", "main"].map(is_own);
+        assert_eq!(own, [true, true, !is_shared, false], "{extra:?}");
+    }
 }
 
 #[test]

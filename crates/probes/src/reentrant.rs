@@ -36,6 +36,8 @@ pub struct ReentrantCode {
     pub between: Vec<Extent>,
     /// How many ranges did not fit into [`MAX_REENTRANT_RANGES`].
     pub left_out: usize,
+    /// Code that only the hooked functions lead to, these included, as file offsets in ascending order.
+    pub own: Vec<[u64; 2]>,
 }
 
 /// Finds the code that belongs to the `hooked` functions of a file. `is_allocator` says whether an imported function of
@@ -49,7 +51,8 @@ pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &d
         let jumps = |e: Extent| e.start == edge.to && graph.may_tail_jump(e, &is_hooked);
         is_hooked(edge.to) || graph.extent_at(edge.to).is_some_and(jumps)
     };
-    let helpers: Vec<Extent> = helpers(graph, hooked, &is_hooked).into_iter().collect();
+    let own = own_code(graph, hooked);
+    let helpers: Vec<Extent> = helpers(graph, &own, &is_hooked).into_iter().collect();
     let calls = |e: &Extent| graph.out_of(*e).any(|edge| edge.is_call && leads_to_hooked(edge));
     let leads_to_helper =
         |e: &Extent| graph.out_of(*e).any(|edge| helpers.iter().any(|h| (h.start..h.end).contains(&edge.to)));
@@ -76,17 +79,30 @@ pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &d
         extents.retain(calls);
         merged = merge(graph, &extents);
     }
-    let mut ranges = FileRanges::default();
-    let in_file = merged.iter().filter_map(|e| {
+    let in_file = |e: &Extent| {
         let start = graph.image.file_offset(e.start)?;
         Some([start, start.checked_add(e.end - e.start)?])
-    });
-    for (slot, range) in ranges.ranges.iter_mut().zip(in_file) {
+    };
+    let mut ranges = FileRanges::default();
+    for (slot, range) in ranges.ranges.iter_mut().zip(merged.iter().filter_map(in_file)) {
         *slot = range;
         ranges.count += 1;
     }
     let left_out = merged.len().saturating_sub(MAX_REENTRANT_RANGES);
-    ReentrantCode { ranges, may_tail_jump, may_call_inside, calls_out, passes_on_to, calls_by_name, between, left_out }
+    let own = merge(graph, &own.into_iter().chain(hooked.iter().copied()).collect());
+    let mut own: Vec<[u64; 2]> = own.iter().filter_map(in_file).collect();
+    own.sort_unstable();
+    ReentrantCode {
+        ranges,
+        may_tail_jump,
+        may_call_inside,
+        calls_out,
+        passes_on_to,
+        calls_by_name,
+        between,
+        left_out,
+        own,
+    }
 }
 
 /// See [`ReentrantCode::between`].
@@ -123,8 +139,8 @@ fn merge(graph: &CallGraph<'_>, extents: &BTreeSet<Extent>) -> Vec<Extent> {
     merged
 }
 
-/// The helpers of `hooked`; see the module's documentation.
-fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> bool) -> BTreeSet<Extent> {
+/// The local functions that only `hooked` ones, or others of these, call or jump to.
+fn own_code(graph: &CallGraph<'_>, hooked: &[Extent]) -> BTreeSet<Extent> {
     let mut found = BTreeSet::new();
     if !graph.image.code_is_whole {
         return found;
@@ -154,16 +170,19 @@ fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> 
             })
             .copied()
             .collect();
-        let done = kept.len() == found.len();
-        found = kept;
-        if done {
-            break;
+        if kept.len() == found.len() {
+            return found;
         }
+        found = kept;
     }
-    // Keep helpers that reach a hooked function, directly or through a helper that is kept.
+}
+
+/// The helpers; see the module's documentation. They are those of the allocator's `own` functions that reach a hooked
+/// one, directly or through another helper.
+fn helpers(graph: &CallGraph<'_>, own: &BTreeSet<Extent>, is_hooked: &dyn Fn(u64) -> bool) -> BTreeSet<Extent> {
     let mut kept: BTreeSet<Extent> = BTreeSet::new();
     loop {
-        let more: Vec<Extent> = found
+        let more: Vec<Extent> = own
             .iter()
             .filter(|e| !kept.contains(*e))
             .filter(|e| graph.out_of(**e).any(|edge| is_hooked(edge.to) || kept.iter().any(|k| k.start == edge.to)))

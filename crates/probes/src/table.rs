@@ -18,6 +18,8 @@ pub const MREMAP: u16 = u16::MAX - 2;
 pub const BRK: u16 = u16::MAX - 3;
 /// The number for all samples that programs announce themselves ([`announced`](crate::announced)); see [`MMAP`].
 pub const ANNOUNCED: u16 = u16::MAX - 4;
+/// The number for mappings that programs announce themselves; see [`MMAP`].
+pub const ANNOUNCED_MMAP: u16 = u16::MAX - 5;
 
 /// One function of one allocator.
 #[derive(Clone, Debug)]
@@ -175,6 +177,7 @@ impl Table {
             MREMAP => Some("mremap"),
             BRK => Some("brk"),
             ANNOUNCED => Some("otel_memory:alloc"),
+            ANNOUNCED_MMAP => Some("otel_memory:mmap"),
             row => self.row(row).map(|row| row.name.as_str()),
         }
     }
@@ -318,8 +321,8 @@ mod tests {
         assert_eq!(table.function_name(0), Some("take"), "custom functions come first");
         let named = |number| table.function_name(number);
         assert_eq!((named(MMAP), named(MREMAP), named(BRK)), (Some("mmap"), Some("mremap"), Some("brk")));
-        assert_eq!(named(ANNOUNCED), Some("otel_memory:alloc"));
-        assert_eq!(named(ANNOUNCED - 1), None);
+        assert_eq!((named(ANNOUNCED), named(ANNOUNCED_MMAP)), (Some("otel_memory:alloc"), Some("otel_memory:mmap")));
+        assert_eq!(named(ANNOUNCED_MMAP - 1), None);
         assert!(table.names().starts_with("custom, jemalloc, "), "{}", table.names());
     }
 

@@ -1,8 +1,11 @@
 //! Samples that a program announces itself, through USDT probes of the provider `otel_memory`: `alloc(pointer, size,
-//! weighted_bytes)` and `free(pointer)`.
+//! weighted_bytes)` and `free(pointer)`. Mappings are announced by `mmap(address, size)` and `munmap(address, size)`;
+//! they are no samples.
 //!
 //! Each probe is a no-op. A note in the section `.note.stapsdt` says where it is, where its semaphore is, and where its
 //! arguments are at that moment.
+
+use std::collections::BTreeSet;
 
 use heapbpf_audit::{FileKind, Missing};
 use heapbpf_elf::{ElfFile, Image, Pieces, build_id, read_range};
@@ -17,7 +20,7 @@ use crate::error::AttachError;
 use crate::machine::Machine;
 use crate::placement::KernelRules;
 use crate::plan::{AllocatorFile, PlannedSite, ReturnProbe};
-use crate::table::ANNOUNCED;
+use crate::table::{ANNOUNCED, ANNOUNCED_MMAP};
 
 /// The probes' provider.
 const PROVIDER: &str = "otel_memory";
@@ -54,11 +57,21 @@ fn arguments_of(name: &str) -> Option<usize> {
     match name {
         "alloc" => Some(3),
         "free" => Some(1),
+        "mmap" | "munmap" => Some(2),
         _ => None,
     }
 }
 
-/// Plans the probes for the samples that the program in a file announces; `None` if it announces none.
+/// The probe that announces the end of what this one announces, and what follows if there is none.
+fn end_of(name: &str) -> Option<(&'static str, &'static str)> {
+    match name {
+        "alloc" => Some(("free", "what was allocated counts as in use until the process ends")),
+        "mmap" => Some(("munmap", "what was mapped counts as in use until the process ends")),
+        _ => None,
+    }
+}
+
+/// Plans the probes for the samples and mappings that the program in a file announces; `None` if it announces none.
 ///
 /// # Errors
 /// [`AttachError`] if it is not a program for this machine, or one of these probes cannot be used.
@@ -66,25 +79,25 @@ pub fn announced(file: &dyn Image, rules: &KernelRules) -> Result<Option<Allocat
     let pieces = Pieces::of(file);
     let elf = ElfFile::parse(&pieces)?;
     let notes = notes(&elf)?;
-    if !notes.iter().any(|note| note.name == "alloc") {
-        return Ok(None);
-    }
+    let Some(first) = notes.iter().find(|note| end_of(&note.name).is_some()) else { return Ok(None) };
     if rules.machine != Machine::X86_64 || elf.headers.machine != object::elf::EM_X86_64.0 {
-        return Err(unusable("alloc", "its arguments can be read on x86-64 only".into()));
+        return Err(unusable(&first.name, "its arguments can be read on x86-64 only".into()));
     }
     let mut sites = notes.iter().map(|note| site(file, &elf, rules, note)).collect::<Result<Vec<_>, _>>()?;
     sites.sort_by_key(|site| site.site.offset);
-    let mut limits = Vec::new();
-    if !notes.iter().any(|note| note.name == "free") {
-        let why = "the file has no such probe: what was allocated counts as in use until the process ends";
-        limits.push(Missing::new(format!("{PROVIDER}:free"), why));
-    }
+    let names: BTreeSet<&str> = notes.iter().map(|note| note.name.as_str()).collect();
+    let without_end = names.iter().filter_map(|name| end_of(name)).filter(|(end, _)| !names.contains(end));
+    let limit = |(end, why): (&str, &str)| {
+        Missing::new(format!("{PROVIDER}:{end}"), format!("the file has no such probe: {why}"))
+    };
+    let limits = without_end.map(limit).collect();
     Ok(Some(AllocatorFile {
         allocator: format!("{PROVIDER} (USDT)"),
         kind: if elf.interpreter().is_some() { FileKind::Executable } else { kind_of(&elf) },
         build_id: build_id::of(file).unwrap_or_default(),
         sites,
         ranges: FileRanges::default(),
+        own: Vec::new(),
         may_call_out: false,
         may_be_interposed: false,
         covered: Vec::new(),
@@ -182,7 +195,7 @@ fn site<'d, R: ReadRef<'d>>(
         function: format!("{PROVIDER}:{}", note.name),
         site: Site {
             offset,
-            function: ANNOUNCED,
+            function: if matches!(&*note.name, "mmap" | "munmap") { ANNOUNCED_MMAP } else { ANNOUNCED },
             size_argument: NO_ARGUMENT,
             times_argument: NO_ARGUMENT,
             old_argument: NO_ARGUMENT,
@@ -192,7 +205,7 @@ fn site<'d, R: ReadRef<'d>>(
         },
         kind,
         reason,
-        return_needed: note.name == "alloc",
+        return_needed: end_of(&note.name).is_some(),
         return_probe: ReturnProbe::Harmless,
         return_sites: Vec::new(),
         announces: Some(semaphore),

@@ -144,6 +144,24 @@ fn a_program_that_announces_no_frees_is_told_so() {
 }
 
 #[test]
+fn mappings_are_announced_without_a_weight() {
+    let note = |at, name| description([at, 0x5000, 0], &[PROVIDER, name, "8@%rdi 8@%rsi"]);
+    let whole = plan(&file(&[0x90, 0x90], &[note(CODE, "mmap"), note(CODE + 1, "munmap")]));
+    let whole = whole.expect("usable").expect("announces");
+    let of = |site: &PlannedSite| (site.function.clone(), site.site.function, site.return_needed);
+    let expected = [("mmap", true), ("munmap", false)];
+    let expected = expected.map(|(name, begins)| (format!("{PROVIDER}:{name}"), ANNOUNCED_MMAP, begins));
+    assert_eq!(whole.sites.iter().map(of).collect::<Vec<_>>(), expected);
+    assert!(whole.sites.iter().all(|site| site.site.operands[1] != 0 && site.site.operands[2] == 0));
+    assert!(whole.limits.is_empty());
+    let both = [note(CODE, "mmap"), alloc(CODE, 0, "8@%rdi 8@%rsi 8@%rdx")];
+    let limits = plan(&file(&[0x90], &both)).expect("usable").expect("announces").limits;
+    let what: Vec<_> = limits.iter().map(|limit| limit.what.as_str()).collect();
+    assert_eq!(what, ["otel_memory:free", "otel_memory:munmap"]);
+    assert!(plan(&file(&[0x90], &[note(CODE, "munmap")])).expect("readable").is_none(), "nothing to end");
+}
+
+#[test]
 fn a_probe_that_cannot_be_used_refuses_the_file_with_a_sentence() {
     let arguments = "8@%rdi 8@%rsi 8@%rdx";
     let refused = |code: &[u8], note: Vec<u8>| plan(&file(code, &[note])).expect_err("unusable").to_string();

@@ -367,6 +367,18 @@ impl Pool {
         self.sums_of_parts(value).map(part).collect()
     }
 
+    /// Address space that the mappings in use take, in bytes, with its interval at `confidence`, and the estimate's
+    /// variance. `None` if there are no mappings, or if all of each counts as in use.
+    pub fn address_space(&self, profile: &Profile, confidence: f64) -> Option<(Estimate, f64)> {
+        let own = || self.parts.iter().filter(|part| !part.of_go);
+        let parts: SmallVec<[Part<'_>; 2]> = own().map(|part| Part::new(part.interval, reserved_of(part))).collect();
+        let variance: f64 = own().map(|part| reserved_of(part).bytes_variance).sum();
+        own().any(|part| reserved_of(part).samples > 0).then(|| {
+            let losses = self.losses(profile, Value::InuseSpace);
+            (raw_of_parts(profile, &parts, &losses, Value::InuseSpace, confidence), variance)
+        })
+    }
+
     /// Whether a value is known. Figures in use and at exit are unknown if frees were followed in none of the
     /// processes.
     pub fn knows(&self, profile: &Profile, value: Value) -> bool {
@@ -429,6 +441,10 @@ impl Pool {
             (part, sums)
         })
     }
+}
+
+fn reserved_of(part: &PoolPart) -> &SampleSums {
+    part.in_memory.as_deref().map_or(&SampleSums::NONE, |it| &it.reserved)
 }
 
 /// Exactly zero.

@@ -57,7 +57,7 @@ fn without_rows(profile: &Profile) -> Profile {
     }
 }
 
-/// Totals of each process: rows without a stack, one per sampling interval.
+/// Totals of each process: rows without a stack, one per sampling interval and kind.
 fn totals(profile: &Profile) -> Vec<Vec<Row>> {
     let mut totals: Vec<Vec<Row>> = vec![Vec::new(); profile.processes.len()];
     let stack: Arc<Stack> = Arc::default();
@@ -66,7 +66,8 @@ fn totals(profile: &Profile) -> Vec<Vec<Row>> {
         let Some(totals) = totals.get_mut(row.key.process) else { continue };
         // Estimates for lost samples are not mixed with samples.
         let interval = row.key.interval;
-        let kind = |row: &Row| (row.key.interval, row.is_of_lost_samples(), row.is_of_go_runtime());
+        let kind =
+            |row: &Row| (row.key.interval, row.is_of_lost_samples(), row.is_of_go_runtime(), row.is_of_mappings());
         let is_same = |total: &&mut Row| kind(total) == kind(row);
         if let Some(total) = totals.iter_mut().find(is_same) {
             add(total, row);

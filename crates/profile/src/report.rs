@@ -295,7 +295,7 @@ impl Context<'_> {
                 }
                 _ => lacking,
             };
-            let lacking = [lacking, self.in_memory()];
+            let lacking = [lacking, self.in_memory(), self.address_space()];
             let lacking = lacking.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
             lines.extend(self.total("in use", [Value::InuseSpace, Value::InuseObjects], "blocks", &lacking));
         }
@@ -331,6 +331,13 @@ impl Context<'_> {
         let swapped = self.whole.total(Value::SwappedSpace) > 0.0;
         let swapped = if swapped { format!(", {}", text(Value::SwappedSpace, "swapped out")) } else { String::new() };
         format!("{}{swapped}", text(Value::ResidentSpace, "of it in memory"))
+    }
+
+    /// How much address space mappings take, beside what is in use of them.
+    fn address_space(&self) -> String {
+        let space = self.whole.address_space(self.profile, self.options.confidence);
+        let space = space.map(|(space, _)| units::bytes(space.estimate));
+        space.map_or_else(String::new, |bytes| format!("mappings take {bytes} of addresses"))
     }
 
     fn total(&self, name: &str, values: [Value; 2], noun: &str, tail: &str) -> Vec<String> {

@@ -254,7 +254,7 @@ pub fn partly_in_memory() -> Profile {
             bytes_variance: row.inuse.bytes_variance * share * share,
             ..row.inuse
         };
-        row.in_memory = Some(Box::new(InMemory { resident: part(0.5), swapped: part(0.125), most_bytes: 0.0 }));
+        row.in_memory = Some(Box::new(InMemory { resident: part(0.5), swapped: part(0.125), ..InMemory::NONE }));
     }
     profile
 }

@@ -248,6 +248,39 @@ mod tests {
         );
     }
 
+    /// What of a mapping is in memory counts as in use, and its address space is given next to that: in sums over
+    /// processes, in JSON and back, and in the report.
+    #[test]
+    fn the_address_space_of_mappings_is_given_beside_what_is_in_use() {
+        let mut profile = testing::small();
+        assert!(Pool::whole(&profile).address_space(&profile, 0.95).is_none());
+        let number = profile.rows.iter().position(|row| row.inuse.samples > 0).expect("something is in use");
+        let row = &mut profile.rows[number];
+        let reserved = row.inuse;
+        row.inuse = SampleSums { bytes: reserved.bytes / 4.0, sampled_bytes: reserved.sampled_bytes / 4, ..reserved };
+        row.in_memory = Some(Box::new(InMemory { resident: row.inuse, reserved, ..InMemory::NONE }));
+        assert!(!profile.knows_in_memory(), "it says nothing about blocks");
+        let space = |profile: &Profile| Pool::whole(profile).address_space(profile, 0.95).expect("a mapping");
+        let (estimate, variance) = space(&profile);
+        assert!((estimate.estimate - reserved.bytes).abs() < 1.0 && variance == reserved.bytes_variance);
+        let (low, high) = (estimate.low.expect("an interval"), estimate.high.expect("an interval"));
+        assert!(low < reserved.bytes && reserved.bytes < high);
+        let json = formats::by_name("json").expect("a format");
+        let mut text = Vec::new();
+        json.write(&profile, &WriteOptions::default(), &mut text).expect("it can be written");
+        let written: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let both = [&written["totals"], &written["stacks"][number]].map(|of| &of["address_space_bytes"]["estimate"]);
+        assert_eq!(both.map(serde_json::Value::as_f64), [Some(estimate.estimate); 2]);
+        let of_rows = written["stacks"].as_array().expect("stacks").iter();
+        assert_eq!(of_rows.filter(|row| !row["address_space_bytes"].is_null()).count(), 1);
+        let again = read::parse(&text).expect("its own output");
+        assert_eq!(again.rows[number].in_memory, profile.rows[number].in_memory);
+        let together = programs::put_together(&profile, false);
+        assert_eq!(space(&together).0.estimate.round(), reserved.bytes.round());
+        let text = report(&profile, &ReportOptions { width: 160, ..ReportOptions::default() });
+        assert!(text.contains("mappings take ") && !text.contains("IN MEMORY"), "{text}");
+    }
+
     /// It is known for a sum only if it is known for all blocks in use.
     #[test]
     fn where_blocks_are_is_unknown_if_it_is_for_some() {

@@ -56,10 +56,9 @@ impl RecordPlan {
 
     /// Whether processes are hooked inline where that is possible.
     pub fn hooks_inline(&self) -> bool {
-        let can_count = !self.sampling.mappings && self.sampling.criterion != Criterion::SizeClass;
         match self.kernel.hook {
             Hook::Inline => true,
-            Hook::Auto => self.kernel.no_inline.is_none() && can_count,
+            Hook::Auto => self.kernel.no_inline.is_none() && self.sampling.criterion != Criterion::SizeClass,
             Hook::Probe | Hook::Usdt => false,
         }
     }

@@ -165,11 +165,19 @@ mod tests {
 
     /// The share of a block that is in memory, given a uniform random number.
     type PartOf = fn(f64) -> f64;
+    /// An interval at 95 %.
+    type IntervalOf = fn(&Part<'_>) -> Interval;
 
     /// Coverage for blocks that are partly in memory: fully, by a tenth, or by a uniform share. Sizes are in R, `mean`
     /// is the mean number of samples, and a share `look` of the samples is examined. Returns the share of `runs` in
-    /// which the interval holds the truth.
-    fn coverage_of_parts((sizes, part): (&[f64], PartOf), mean: f64, look: f64, (runs, seed): (u32, u64)) -> f64 {
+    /// which the interval `of` what was sampled holds the truth.
+    fn coverage_of_parts(
+        (sizes, part): (&[f64], PartOf),
+        mean: f64,
+        look: f64,
+        (runs, seed): (u32, u64),
+        of: IntervalOf,
+    ) -> f64 {
         let r = 4096;
         let mut state = rng::seed(seed, 0);
         let mut uniform = || (rng::next(&mut state) >> 11) as f64 / 2f64.powi(53);
@@ -191,13 +199,13 @@ mod tests {
                 }
             }
             let most_bytes = if look < 1.0 { largest / look } else { 0.0 };
-            let ends = from_variance(&Part { most_bytes, ..Part::new(r, &sums) }, 0.95);
+            let ends = of(&Part { most_bytes, ..Part::new(r, &sums) });
             held += u32::from(ends.low <= truth as f64 && truth as f64 <= ends.high);
         }
         f64::from(held) / f64::from(runs)
     }
 
-    fn coverage_in_all_situations(runs: u32) -> f64 {
+    fn coverage_in_all_situations(runs: u32, looks: &[f64], of: IntervalOf) -> f64 {
         let sizes: [(&str, &[f64]); 4] =
             [("0.02 R", &[0.02]), ("0.5 R", &[0.5]), ("4 R", &[4.0]), ("0.05, 0.5 and 3 R", &[0.05, 0.5, 3.0])];
         let parts: [(&str, PartOf); 4] = [
@@ -209,9 +217,9 @@ mod tests {
         let mut worst: f64 = 1.0;
         for (name, sizes) in sizes {
             for (what, part) in parts {
-                for look in [1.0, 0.25] {
-                    let of = |mean| coverage_of_parts((sizes, part), mean, look, (runs, 7));
-                    let held = [1.0, 3.0, 10.0, 100.0].map(of);
+                for &look in looks {
+                    let held = |mean| coverage_of_parts((sizes, part), mean, look, (runs, 7), of);
+                    let held = [1.0, 3.0, 10.0, 100.0].map(held);
                     println!("{name}, in memory {what}, looked at {look}: {held:.3?}");
                     worst = held.into_iter().fold(worst, f64::min);
                 }
@@ -236,7 +244,23 @@ mod tests {
         /// Seeded; 4,000 runs of each situation, whose standard error is 0.35 %.
         #[test]
         fn parts_of_blocks_are_covered() {
-            let worst = coverage_in_all_situations(4_000);
+            let worst = coverage_in_all_situations(4_000, &[1.0, 0.25], |part| from_variance(part, 0.95));
+            assert!(worst > 0.93, "{worst}");
+        }
+
+        /// The same of the parts of mappings that count as in use: the interval of whole blocks holds them, too.
+        #[test]
+        fn parts_of_blocks_are_in_the_interval_of_whole_ones() {
+            let of_whole = |part: &Part<'_>| {
+                let Part { interval, sums, .. } = *part;
+                let sampled = Sampled {
+                    samples: sums.sized_samples(),
+                    sum: sums.sampled_bytes as f64,
+                    estimate: sums.bytes,
+                };
+                from_sizes(sampled, interval, 0.95)
+            };
+            let worst = coverage_in_all_situations(4_000, &[1.0], of_whole);
             assert!(worst > 0.93, "{worst}");
         }
     }

@@ -185,7 +185,7 @@ fn lose(call: SystemCall, number: u64, result: u64) {
 
 /// Returns the pages that the kernel unmaps: whole ones, even if the length is not a multiple of the page size.
 #[inline(always)]
-fn pages(address: u64, length: u64) -> (u64, u64) {
+pub fn pages(address: u64, length: u64) -> (u64, u64) {
     let in_page = config!(page_bytes) - 1;
     (address, address.wrapping_add(length).wrapping_add(in_page) & !in_page)
 }
@@ -220,8 +220,9 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
     }
 }
 
+/// Reports that a range of addresses was unmapped at `time_ns` (CLOCK_MONOTONIC), or counts that this is not possible.
 #[inline(always)]
-fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
+pub fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
     let Some(record) = output::reserve::<UnmapRecord>() else { return lose_unmap(state, end - start) };
     *record = UnmapRecord { kind: kind::UNMAP, tid: state.tid, space: state.space, start, end, time_ns };
     // SAFETY: `record` was reserved above, and is not used afterwards.
@@ -233,5 +234,24 @@ fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
 fn lose_unmap(state: &mut ThreadState, bytes: u64) {
     state.counters.unmaps_lost += 1;
     state.counters.unmaps_lost_bytes += bytes;
+    count_record_lost();
+}
+
+/// Counts an unmapping of an unknown size that is not reported.
+#[inline(always)]
+pub fn lose_unknown_unmap(state: &mut ThreadState) {
+    state.counters.system_calls_lost += 1;
+    lose_unmap(state, 0);
+}
+
+/// Counts an unmapping by a thread without state.
+#[inline(always)]
+pub fn lose_unmap_without_state(bytes: u64) {
+    let Some(counters) = counters::without_state(process_of(current_task())) else { return };
+    // SAFETY: the pointers are to counters in a map's value.
+    unsafe {
+        add_shared(&raw mut (*counters).unmaps_lost, 1);
+        add_shared(&raw mut (*counters).unmaps_lost_bytes, bytes);
+    }
     count_record_lost();
 }

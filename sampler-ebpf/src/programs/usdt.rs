@@ -3,11 +3,12 @@
 //!
 //! These programs produce the same records and live-map entries as probes on allocators. Only the sample's interval is
 //! not known here, so it is 0, and the number of trials is the number of bytes that the program says the sample stands
-//! for. The daemon derives the interval from it.
+//! for. The daemon derives the interval from it. Mappings are announced without a weight, each of them: their interval
+//! is 1.
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::{Operand, Registers, place};
+use sampler_ebpf::abi::{Cookie, Operand, Registers, place};
 
 use crate::allocation;
 use crate::arch::{self, register};
@@ -16,15 +17,17 @@ use crate::context::cookie;
 use crate::counters::{self, add_shared};
 use crate::kernel_stack::use_kernel_stack;
 use crate::live;
+use crate::mapping;
 use crate::maps;
 use crate::memory::read_user;
+use crate::output;
 use crate::process::{current_task, process_of};
 use crate::thread::{Pending, ThreadState};
 
 /// Size of the probed no-op, bytes.
 const NO_OP_BYTES: u64 = 1;
 
-/// `alloc(pointer, size, weighted_bytes)`.
+/// `alloc(pointer, size, weighted_bytes)`, or `mmap(address, size)`.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/usdt_alloc")]
 pub extern "C" fn usdt_alloc(ctx: *mut c_void) -> u32 {
@@ -36,7 +39,7 @@ pub extern "C" fn usdt_alloc(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// `free(pointer)`, before the block is freed.
+/// `free(pointer)`, before the block is freed, or `munmap(address, size)`.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/usdt_free")]
 pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
@@ -44,6 +47,10 @@ pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
     let probe = cookie(ctx);
     let mut block = 0;
     if !argument(ctx, probe.index(), 0, &mut block) || block == 0 {
+        return 0;
+    }
+    if has_argument(probe.index(), 1) {
+        unmapped(ctx, probe, block);
         return 0;
     }
     let lose = move || live::release_without_state(block);
@@ -54,7 +61,22 @@ pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Reports a sample.
+/// Reports that a program has unmapped memory. (A separate function, for its stack.)
+#[inline(never)]
+fn unmapped(ctx: *mut c_void, probe: Cookie, start: u64) {
+    let mut size = 0;
+    let is_read = argument(ctx, probe.index(), 1, &mut size);
+    let (start, end) = mapping::pages(start, size);
+    let lose = move || mapping::lose_unmap_without_state(end.saturating_sub(start));
+    let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), lose) else { return };
+    if !is_read {
+        mapping::lose_unknown_unmap(state);
+    } else if start < end {
+        mapping::submit_unmap(state, start, end, output::now());
+    }
+}
+
+/// Reports a sample, or a mapping.
 #[inline(never)]
 fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
     state.calls += 1;
@@ -67,7 +89,13 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
     }
     let pending = state.kept_inline_call();
     let registers = Registers { ip: pending.caller, sp: pending.sp, fp: arch::frame_pointer(ctx), lr: 0 };
-    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
+    // The daemon tracks which parts of a mapping are left. The live map only holds whole blocks.
+    let is_mapping = pending.interval != 0;
+    let follow = config!(live) != 0 && !is_mapping;
+    if !allocation::report(ctx, &registers, state, pending, address, follow) && is_mapping {
+        state.counters.mappings_lost += 1;
+        state.counters.mappings_lost_bytes += pending.size;
+    }
 }
 
 /// Stores a program's description of a sample in the thread's state; `false` if it cannot be read. (A separate
@@ -75,20 +103,32 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
 #[inline(never)]
 fn keep(ctx: *mut c_void, state: &mut ThreadState, site: u32, address: &mut u64) -> bool {
     let (mut size, mut weighted) = (0, 0);
-    if !argument(ctx, site, 0, address) || !argument(ctx, site, 1, &mut size) || !argument(ctx, site, 2, &mut weighted)
-    {
+    if !argument(ctx, site, 0, address) || !argument(ctx, site, 1, &mut size) {
+        return false;
+    }
+    let is_mapping = !has_argument(site, 2);
+    if is_mapping {
+        weighted = size.max(1);
+    } else if !argument(ctx, site, 2, &mut weighted) {
         return false;
     }
     state.keep_inline_call(Pending {
         sp: arch::stack_pointer(ctx),
         size,
         trials: weighted,
+        interval: u64::from(is_mapping),
         // To the unwinder, the address after the no-op is like a return address: it looks up the instruction before it.
         caller: arch::instruction_pointer(ctx).wrapping_add(NO_OP_BYTES),
         site,
         ..Pending::OVER
     });
     true
+}
+
+/// Whether a site's probe has an argument.
+#[inline(always)]
+fn has_argument(site: u32, index: usize) -> bool {
+    maps::SITES.get(site).is_some_and(|site| Operand(site.operands[index]).place() != place::NONE)
 }
 
 /// Reads an argument of a site's probe; `false` if there is none, or its memory cannot be read.

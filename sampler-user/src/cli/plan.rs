@@ -161,14 +161,11 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
 
 /// Checks that inline hooks support the requested options.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
-    let refusal = if args.sampling.mmap {
-        "it cannot attribute an allocator's own mappings yet: leave --mmap out"
-    } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
-        "only one interval for all sizes is supported: leave --criterion size-class out"
-    } else {
-        return Ok(());
-    };
-    Err(PlanError::Usage(format!("--hook inline: {refusal}")))
+    if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
+        let refusal = "only one interval for all sizes is supported: leave --criterion size-class out";
+        return Err(PlanError::Usage(format!("--hook inline: {refusal}")));
+    }
+    Ok(())
 }
 
 /// Checks options against the system: what it forbids, and files that cannot be read or written.

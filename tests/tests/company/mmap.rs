@@ -1,16 +1,23 @@
 //! `--mmap`: programs' own mappings, including parts of them, equal the truth at interval 1, and mappings that an
-//! allocator makes for itself count once.
+//! allocator makes for itself count once. With probes, all totals are exact. Beside inline hooks, the stacks of samples
+//! tell whose a mapping is.
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::turn;
-use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::kernel::linux;
+use heapbpf_tests::output::{Estimate, Profile, Stats};
 use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
+/// A recording with probes.
+fn probed(pid: u32, interval: u64) -> Recorder {
+    Recorder::of(pid, interval).flag("--mmap").option("--hook", "probe")
+}
+
 fn record(target: &mut Target, interval: u64, options: &[(&str, &str)]) -> (Profile, Stats, Truth) {
-    let recorder = Recorder::of(target.pid(), interval).flag("--mmap");
+    let recorder = probed(target.pid(), interval);
     let recording = options.iter().fold(recorder, |it, (option, value)| it.option(option, value)).start();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
@@ -70,7 +77,7 @@ fn mappings_of_threads() {
 fn mappings_of_a_child() {
     let Some(_turn) = turn("mappings_of_a_child") else { return };
     let mut target = Target::start(&program("mappings"), ["200", "child"]);
-    let mut recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+    let mut recording = probed(target.pid(), 1).start();
     target.go();
     target.step();
     recording.await_more_links();
@@ -83,7 +90,7 @@ fn mappings_of_a_child() {
 /// mapping. Returns the profile.
 fn unmapped_unseen(reused: &str) -> Profile {
     let mut target = Target::start(&program("healing"), ["0", "1200", "20000", "1500", reused]);
-    let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--ring-bytes", "1MiB").start();
+    let recording = probed(target.pid(), 1).option("--ring-bytes", "1MiB").start();
     target.go();
     target.step();
     recording.signal(libc::SIGSTOP);
@@ -107,7 +114,8 @@ fn mappings_heal_from_lost_unmappings() {
     let mapped = profile.stacks.iter().filter(|stack| stack.function == "mmap");
     let allocated: f64 = mapped.map(|stack| stack.figures.alloc_bytes.value()).sum();
     assert_eq!(allocated, 7_500_000.0, "{:?}", profile.counters);
-    for (figure, truth) in [(&profile.totals.inuse_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)] {
+    let figures = [(&profile.totals.address_space_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)];
+    for (figure, truth) in figures {
         let figure = figure.as_ref().expect("in use");
         assert_eq!((figure.low, figure.high), (Some(truth), Some(truth)), "{figure:?}: all is explained");
     }
@@ -118,11 +126,64 @@ fn mappings_heal_from_lost_unmappings() {
 fn mappings_that_cannot_be_looked_up_are_covered() {
     let Some(_turn) = turn("mappings_that_cannot_be_looked_up_are_covered") else { return };
     let profile = unmapped_unseen("200");
-    for (figure, truth) in [(&profile.totals.inuse_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)] {
+    let figures = [(&profile.totals.address_space_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)];
+    for (figure, truth) in figures {
         let figure = figure.as_ref().expect("in use");
         let (low, high) = (figure.low.expect("an interval"), figure.high.expect("an interval"));
         assert!(low <= truth && truth <= high, "{figure:?}");
     }
+}
+
+/// Beside inline hooks, a mapping whose stack passes an allocator is the allocator's. Calls of malloc, which map each
+/// large block, and of the program itself are told apart, and there are no exact totals.
+#[test]
+fn mappings_beside_inline_hooks_are_told_apart_by_their_stacks() {
+    let case = "mappings_beside_inline_hooks_are_told_apart_by_their_stacks";
+    let Some(_turn) = turn(case) else { return };
+    if std::env::consts::ARCH != "x86_64" {
+        return skipped(case, "inline hooks are for x86-64 only");
+    }
+    for (interval, options) in [(1, ["--hook", "inline"]), (20_000, ["--hook", "auto"])] {
+        let mut target = Target::start(&program("mappings"), ["200"]);
+        let [option, value] = options;
+        let recording = Recorder::of(target.pid(), interval).flag("--mmap").option(option, value).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        assert_eq!(stats.hooks[0].hook, "inline", "{stats:?}");
+        checks::sites(&profile, &truth, interval, Compare::All);
+        let is_told = |function: &str| profile.stacks.iter().any(|stack| stack.function == function);
+        let functions = ["mmap", "mremap", "brk", "malloc"];
+        assert!(interval > 1 || functions.into_iter().all(is_told), "{:?}", profile.stacks);
+        let (own, undecided) = (stats.other["mappings_of_allocators"], stats.other["mappings_undecided"]);
+        assert!(own > 0 && undecided == 0 && stats.lost() == 0, "{stats:?}");
+        let totals = &profile.totals;
+        assert!(totals.alloc_bytes.exact.is_none() && totals.alloc_objects.exact.is_none(), "{totals:?}");
+        assert!(profile.notes.iter().any(|note| note.contains("no exact totals")), "{:?}", profile.notes);
+        assert!(target.end().success(), "nothing was done to it");
+    }
+}
+
+/// Of what a program maps, what it has written to is in use. The rest is address space.
+#[test]
+fn what_is_reserved_is_not_in_use() {
+    let case = "what_is_reserved_is_not_in_use";
+    let Some(_turn) = turn(case) else { return };
+    if linux() < (6, 7) {
+        return skipped(case, "older kernels do not list the pages of a terabyte");
+    }
+    let mut target = Target::start(&program("touched"), ["maps"]);
+    let recording = probed(target.pid(), 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    exact(&profile, &stats, &truth, 1);
+    let stack = profile.stacks.iter().find(|stack| stack.site() == Some("site_05")).expect("it maps memory");
+    let value = |figure: &Option<Estimate>| figure.as_ref().and_then(|it| it.estimate.zip(it.low).zip(it.high));
+    let (size, touched) = ((1_u64 << 40) as f64, 40.0 * 3.0 * 4096.0);
+    // A terabyte, of which three pages in each of forty places were written to.
+    assert_eq!(value(&stack.figures.address_space_bytes), Some(((size, size), size)), "{stack:?}");
+    assert_eq!(value(&stack.figures.inuse_bytes), Some(((touched, touched), touched)), "{stack:?}");
+    assert_eq!(value(&stack.figures.inuse_objects), Some(((1.0, 1.0), 1.0)), "{stack:?}");
+    assert!(target.end().success(), "nothing was done to it");
 }
 
 /// Without the option, mappings are not recorded.

@@ -7,7 +7,7 @@ use std::process::Command;
 use heapbpf_tests::busy::start_starved;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
-use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::output::{Estimate, Figures, Profile, Stats};
 use heapbpf_tests::program::{copy_of, library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
@@ -82,6 +82,28 @@ fn figures_are_those_that_the_program_announces() {
     let audit = &stats.attach;
     assert!(audit.iter().all(|probe| probe.function.starts_with("otel_memory:")), "no allocator is hooked: {audit:?}");
     assert_eq!(audit.iter().filter(|probe| probe.function == "otel_memory:alloc").count(), 3);
+}
+
+/// Mappings are announced without a weight: each counts, as it is.
+#[test]
+fn mappings_that_the_program_announces_count_in_full() {
+    let Some(_turn) = turn_here("mappings_that_the_program_announces_count_in_full") else { return };
+    let (profile, stats, truth) = record(&program("announced"), "5", &[["--hook", "usdt"]]);
+    let (mapped, sampled): (Vec<_>, Vec<_>) =
+        profile.stacks.into_iter().partition(|stack| stack.function == "otel_memory:mmap");
+    let site = truth.site("site_03");
+    let sum = |of: fn(&Figures) -> Option<f64>| mapped.iter().filter_map(|stack| of(&stack.figures)).sum::<f64>();
+    let estimate = |figure: &Option<Estimate>| figure.as_ref().and_then(|figure| figure.estimate);
+    let [bytes, objects] = [sum(|it| it.alloc_bytes.estimate), sum(|it| it.alloc_objects.estimate)];
+    assert_eq!((bytes, objects), (site.bytes as f64, site.allocs as f64), "{mapped:?}");
+    let total = &profile.totals;
+    assert_eq!(estimate(&total.address_space_bytes), Some(site.live_bytes as f64), "{total:?}");
+    let inuse = mapped.iter().filter_map(|stack| estimate(&stack.figures.inuse_bytes)).sum::<f64>();
+    assert_eq!(inuse, site.live_allocs as f64 * 4096.0, "a page of each was written to: {mapped:?}");
+    assert!(mapped.iter().all(|stack| stack.interval == 1 && stack.site() == Some("site_03")), "{mapped:?}");
+    assert!(stats.hits == stats.submitted && stats.lost() == 0 && stats.exact_alloc_objects == 0, "{stats:?}");
+    // The samples of blocks tell their own interval, whatever is mapped.
+    assert!(!sampled.is_empty() && sampled.iter().all(|stack| stack.interval == INTERVAL), "{sampled:?}");
 }
 
 #[test]

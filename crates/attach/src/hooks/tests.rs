@@ -154,6 +154,7 @@ fn plan() -> AllocatorFile {
             planned("free", 3, FREE, false, &[]),
         ],
         ranges: FileRanges::default(),
+        own: Vec::new(),
         may_call_out: false,
         may_be_interposed: false,
         covered: Vec::new(),

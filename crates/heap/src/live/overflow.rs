@@ -74,8 +74,10 @@ impl Heap {
             .map(|(_, _, number)| {
                 let row = &self.rows[*number as usize];
                 let SampleKey { process, interval, .. } = row.key;
-                let key = SampleKey { process, thread: "".into(), function: u16::MAX, interval, stack: bucket.clone() };
-                (*number, self.row_with(key, row.first_ns))
+                // Mappings and other blocks are not mixed.
+                let function = if row.mapped { row.key.function } else { u16::MAX };
+                let key = SampleKey { process, thread: "".into(), function, interval, stack: bucket.clone() };
+                (*number, self.row_with(key, row.first_ns, row.mapped))
             })
             .collect();
         for (from, to) in &moved {

@@ -21,6 +21,8 @@ pub struct HeapRow {
     pub ages: Ages,
     /// Whether a snapshot has taken its stack to be symbolized.
     pub named: bool,
+    /// Whether its samples are mappings. Then all of them are.
+    pub mapped: bool,
     /// Number of live sampled blocks.
     pub(super) live: u64,
     /// Blocks that were live when their process ended.
@@ -33,7 +35,7 @@ pub struct HeapRow {
 
 impl HeapRow {
     /// Creates a row without samples.
-    pub(super) fn new(key: SampleKey, first_ns: u64) -> Self {
+    pub(super) fn new(key: SampleKey, first_ns: u64, mapped: bool) -> Self {
         Self {
             key,
             first_ns,
@@ -41,6 +43,7 @@ impl HeapRow {
             untracked: 0,
             ages: Ages::default(),
             named: false,
+            mapped,
             live: 0,
             at_exit: SampleSums::default(),
             peak: SampleSums::default(),

@@ -150,7 +150,7 @@ fn clamp(value: u128) -> i64 {
 }
 
 /// Functions that do not belong to an allocator: mappings that a program made itself.
-const MAPPING_FUNCTIONS: [&str; 3] = ["mmap", "mremap", "brk"];
+const MAPPING_FUNCTIONS: [&str; 4] = ["mmap", "mremap", "brk", "otel_memory:mmap"];
 
 fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
     let mut labels = Vec::with_capacity(8);

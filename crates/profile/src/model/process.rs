@@ -87,6 +87,11 @@ impl Process {
         self.missing.iter().any(|missing| missing.what == Missing::UNSEEN)
     }
 
+    /// Whether it has no exact totals because only sampled mappings are told from an allocator's own.
+    pub fn lacks_exact_mappings(&self) -> bool {
+        self.missing.iter().any(|missing| missing.what == Missing::EXACT_MAPPINGS)
+    }
+
     /// Whether all recorded blocks are glibc's and none is missing, so that its arenas tell what else is in use.
     pub fn is_followed_in_glibc(&self) -> bool {
         let is_glibc = |name: &String| name.starts_with("glibc ") || name == "Rust global allocator";

@@ -88,9 +88,10 @@ impl Profile {
         late.reduce(|(number, last), (more, since)| (number + more, last.max(since)))
     }
 
-    /// Whether the location of any blocks in use is known.
+    /// Whether the location of any blocks in use is known. Mappings do not matter: all that is in use of them is in
+    /// memory or swapped out.
     pub fn knows_in_memory(&self) -> bool {
-        self.rows.iter().any(|row| row.in_memory.is_some() && row.inuse.samples > 0)
+        self.rows.iter().any(|row| row.in_memory.is_some() && row.inuse.samples > 0 && !row.is_of_mappings())
     }
 
     /// Whether a process (by its index) may have held memory at exit that is separate from what is in use.

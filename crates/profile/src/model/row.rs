@@ -21,6 +21,9 @@ pub struct InMemory {
     /// The most bytes that an unexamined block could contribute, if not all blocks were examined.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub most_bytes: f64,
+    /// Of mappings (`--mmap`): their address space. What is in use of them is what is in memory or swapped out.
+    #[serde(default, skip_serializing_if = "is_of_none")]
+    pub reserved: SampleSums,
 }
 
 fn is_of_none(sums: &SampleSums) -> bool {
@@ -33,13 +36,19 @@ fn is_zero(value: &f64) -> bool {
 
 impl InMemory {
     /// The sums of no blocks.
-    pub const NONE: Self = Self { resident: SampleSums::NONE, swapped: SampleSums::NONE, most_bytes: 0.0 };
+    pub const NONE: Self = Self {
+        resident: SampleSums::NONE,
+        swapped: SampleSums::NONE,
+        most_bytes: 0.0,
+        reserved: SampleSums::NONE,
+    };
 
     /// Adds the sums of other blocks with the same sampling interval.
     pub fn add(&mut self, other: &Self) {
         self.resident.add(&other.resident);
         self.swapped.add(&other.swapped);
         self.most_bytes = self.most_bytes.max(other.most_bytes);
+        self.reserved.add(&other.reserved);
     }
 }
 
@@ -101,6 +110,11 @@ impl Row {
             _ => {}
         }
         self.inuse.add(&other.inuse);
+    }
+
+    /// Whether it consists of mappings of which only a part counts as in use.
+    pub fn is_of_mappings(&self) -> bool {
+        self.in_memory.as_ref().is_some_and(|it| it.reserved.samples > 0)
     }
 
     /// Whether Go's runtime took the samples ([`Stack::source`]).

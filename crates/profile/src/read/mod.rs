@@ -151,9 +151,9 @@ fn decompressed(bytes: &[u8], largest_decompressed: u64) -> Result<Vec<u8>, Cont
 fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {
     let profile = parse_content(bytes)?;
     let most = |row: &Row| {
-        let resident = row.in_memory.as_ref().map(|in_memory| &in_memory.resident);
-        let sums = [Some(&row.alloc), Some(&row.inuse), Some(&row.at_exit), row.peak.as_ref(), resident];
-        sums.into_iter().flatten().map(|sums| sums.samples).max()
+        let in_memory = row.in_memory.as_ref().map(|it| it.resident.samples.max(it.reserved.samples));
+        let sums = [Some(&row.alloc), Some(&row.inuse), Some(&row.at_exit), row.peak.as_ref()];
+        sums.into_iter().flatten().map(|sums| sums.samples).chain(in_memory).max()
     };
     let samples = profile.rows.iter().filter_map(most).fold(0, u64::saturating_add);
     if samples > MOST_SAMPLES {

@@ -19,11 +19,12 @@ const LONGEST: usize = 40;
 const TOP: &str = "audit confidence counters criterion duration_seconds earlier_intervals_bytes ended_apart estimator \
                    growth_seconds host interval_bytes live modules notes processes recordings samples_known stacks \
                    started time time_windows totals unread unwind version";
-const FIGURES: &str = "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects";
+const FIGURES: &str = "address_space_bytes alloc_bytes alloc_objects at_exit_bytes at_exit_objects inuse_bytes \
+                       inuse_objects resident_bytes swapped_bytes";
 const PROCESS: &str = "allocators audit cgroup comm container coverage cpu_coverage ended exe hook idle inuse_before inuse_since live losses memory_coverage missing \
                        namespace_pid not_inline own_links pid pod program resident slack stands_for sums unit";
 const STACK: &str = "at_exit_largest_bytes at_exit_offset_sum at_exit_sampled_bytes at_exit_samples at_exit_smallest_bytes \
-                     at_exit_zero_byte_samples complete cut frames function growth interval inuse_largest_bytes inuse_offset_sum \
+                     at_exit_zero_byte_samples complete cut frames function growth in_memory interval inuse_largest_bytes inuse_offset_sum \
                      inuse_sampled_bytes inuse_samples inuse_smallest_bytes inuse_zero_byte_samples largest_bytes lifetimes \
                      offset_sum peak pid process program sampled_bytes samples smallest_bytes source thread unwinder \
                      zero_byte_samples";

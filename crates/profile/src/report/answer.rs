@@ -59,8 +59,8 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
     let not_hooked = not_hooked.map(|missing| &*missing.what);
     // That has already been reported.
-    let mut known = HashSet::new();
-    let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN && known.insert(*what)).collect();
+    let (mut known, reported) = (HashSet::new(), [Missing::UNSEEN, Missing::EXACT_MAPPINGS]);
+    let not_hooked: Vec<&str> = not_hooked.filter(|what| !reported.contains(what) && known.insert(*what)).collect();
     if let [first, rest @ ..] = not_hooked.as_slice() {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));

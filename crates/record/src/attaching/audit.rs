@@ -16,9 +16,12 @@ use heapbpf_profile::units;
 use super::probes::{Attaching, Look, Spent};
 use super::targets::LateForks;
 
-/// The profile's note about `--mmap`.
+/// The profile's note about `--mmap`, and what follows if mappings are sorted by their stacks.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), except those that an \
-                             allocator makes for itself, so that no byte counts twice";
+                             allocator makes for itself, so that no byte counts twice. What of them is in memory or \
+                             swapped out counts as in use";
+const SORTED_NOTE: &str = ". Beside inline hooks, the stack of each sample tells which those are: there are no exact \
+                           totals (--hook probe has them)";
 
 /// Python's object allocator, counted inside a process.
 const OBJECTS: &str = "Python objects";
@@ -108,7 +111,8 @@ impl Attaching {
     pub fn remarks(&self, seen: &HashSet<u32>) -> impl Iterator<Item = String> + '_ {
         let unseen = self.custom.iter().filter(|custom| !self.hooks.files.has_seen(|path| custom.is_for(path)));
         let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
-        let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
+        let sorted = if self.sorts_mappings() { SORTED_NOTE } else { "" };
+        let mappings = self.hooks.has_mappings().then(|| format!("{MAPPINGS_NOTE}{sorted}"));
         self.refused
             .iter()
             .map(|reason| format!("not counted: {reason}"))

@@ -137,8 +137,10 @@ impl Attaching {
             return;
         }
         for under_way in std::mem::take(&mut self.under_way) {
-            if let Ok(look) = self.look_at(host, under_way.module) {
-                self.modules.entry(under_way.module).or_insert(look);
+            if !self.modules.contains_key(&under_way.module)
+                && let Ok(look) = self.look_at(host, under_way.module)
+            {
+                self.keep_look(under_way.module, look);
             }
             self.mapped(host, under_way, true);
         }
@@ -179,7 +181,7 @@ impl Attaching {
                 && !self.modules.contains_key(&module)
                 && let Ok(look) = self.look_at(host, module)
             {
-                self.modules.insert(module, look);
+                self.keep_look(module, look);
             }
             if again && known && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
                 self.note_missed(host, generation);

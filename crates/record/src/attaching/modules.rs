@@ -8,6 +8,7 @@ use heapbpf_attach::files::{ExaminedFile, FileKey};
 use heapbpf_attach::hooks::{HookError, Hooked};
 use heapbpf_attach::inline::preview::preview;
 use heapbpf_attach::inline::{Refused, Service, Wanted};
+use heapbpf_attach::rules;
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
 use heapbpf_host::breakpoints;
@@ -18,6 +19,7 @@ use heapbpf_host::open::Unreadable;
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_inline::abi::MEMFD_NAME;
 use heapbpf_kernel::totals;
+use heapbpf_probes::{Runtime, Table, examine};
 use heapbpf_unwind::mapping::Mapping;
 use sampler_ebpf::abi::Site;
 
@@ -340,8 +342,45 @@ impl Attaching {
         }
         let look = self.look_at(host, module).ok()?;
         let key = look.file();
-        self.modules.insert(module, look);
+        self.keep_look(module, look);
         key
+    }
+
+    /// Keeps the result of examining a module.
+    pub(super) fn keep_look(&mut self, module: ModuleId, look: Look) {
+        if self.sorts_mappings() {
+            self.new_code.push(module);
+        }
+        self.modules.insert(module, look);
+    }
+
+    /// Whether mappings that programs make themselves are told from those of allocators by the stacks of samples:
+    /// nothing shows which calls are in flight that inline hooks count.
+    pub(crate) const fn sorts_mappings(&self) -> bool {
+        self.hooks.has_mappings() && self.inline.is_some()
+    }
+
+    /// The modules that were examined since the last call, each with the code ranges (file offsets) in which everything
+    /// runs for an allocator.
+    pub(crate) fn take_new_code(&mut self, host: &mut Host) -> Vec<(ModuleId, Vec<[u64; 2]>)> {
+        let new = std::mem::take(&mut self.new_code);
+        new.into_iter().map(|module| (module, self.code_of_allocators(host, module))).collect()
+    }
+
+    fn code_of_allocators(&self, host: &mut Host, module: ModuleId) -> Vec<[u64; 2]> {
+        let key = self.modules.get(&module).and_then(Look::file);
+        let plan = key.and_then(|key| self.hooks.files.plan(key));
+        let mut code = plan.map_or_else(Vec::new, |plan| plan.own.clone());
+        if self.counts_objects_inside
+            && self.runtime_of(module) == Some(Runtime::Python)
+            && let Some(path) = host.modules().get(module).map(|module| Arc::clone(&module.path))
+            && let Ok(ModuleSource::File(file)) = host.modules_mut().source(module)
+        {
+            let rules = rules::of_this_kernel(Some(&self.programs));
+            let objects = examine(&*file, &path, &rules, &Table::default().with_objects(true));
+            code.extend(objects.map_or_else(|_| Vec::new(), |plan| plan.own));
+        }
+        code
     }
 
     /// Examines many modules at once, before they are hooked one by one.

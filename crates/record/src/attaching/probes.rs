@@ -126,6 +126,8 @@ pub struct Attaching {
     /// Processes whose own links are to be released because shared links count them.
     pub(super) left: Vec<u32>,
     pub(super) modules: HashMap<ModuleId, Look>,
+    /// Those of them that are new since [`Attaching::take_new_code`] was last called, if mappings are sorted.
+    pub(super) new_code: Vec<ModuleId>,
     pub(super) refused: BTreeSet<String>,
     /// Why the kernel refused links to a file that has an allocator.
     pub(super) refused_by_kernel: Option<String>,
@@ -218,6 +220,7 @@ impl Attaching {
             shares: !targets.are_named() && !hooks_inline,
             left: Vec::new(),
             modules: HashMap::new(),
+            new_code: Vec::new(),
             refused: BTreeSet::new(),
             refused_by_kernel: None,
             custom: targets.allocators.clone(),

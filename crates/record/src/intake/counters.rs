@@ -14,6 +14,12 @@ pub struct DaemonCounters {
     pub allocations_reconciled: u64,
     /// Mappings, or parts of them, that were found unmapped after the record of the unmapping was lost.
     pub mappings_reconciled: u64,
+    /// Sampled mappings that allocators made for themselves, by their stacks. They do not count.
+    pub mappings_of_allocators: u64,
+    /// Sampled mappings made by code of files that were not examined yet. They do not count.
+    pub mappings_early: u64,
+    /// Sampled mappings of which the stack does not tell who made them. They count as lost.
+    pub mappings_undecided: u64,
     /// Records that could not be decoded.
     pub records_unknown: u64,
     /// Samples whose stack copy did not arrive.

@@ -16,12 +16,13 @@ use heapbpf_host::mappings::AddressSpace;
 use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
 use heapbpf_kernel::stack_traces::StackTraces;
-use heapbpf_probes::{ANNOUNCED, BRK, MMAP, MREMAP};
+use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
 use heapbpf_symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
 use sampler_ebpf::abi::{AllocationRecord, CrashRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
+pub use self::stacks::AllocatorCode;
 use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
 use super::java::Javas;
@@ -74,6 +75,10 @@ pub struct Recorder {
     pub pythons: Pythons,
     /// Java frames.
     pub javas: Javas,
+    /// The code of allocators, if the stacks of mappings tell who made them.
+    pub allocators: Option<AllocatorCode>,
+    /// By process, the sampled mappings of which they do not tell it.
+    undecided: HashMap<ProcessKey, LostBlocks>,
     unwinder: Unwinder,
     traces: Box<dyn KernelStacks>,
     max_depth: usize,
@@ -122,6 +127,8 @@ impl Recorder {
             announced: AnnouncedIntervals::default(),
             pythons: Pythons::new(Arc::clone(&names)),
             javas: Javas::new(names),
+            allocators: None,
+            undecided: HashMap::new(),
             unwinder,
             traces: Box::new(traces),
             max_depth,
@@ -351,6 +358,9 @@ impl Recorder {
             mapping::BRK => BRK,
             site => self.function_at(site),
         };
+        if matches!(function, MMAP | MREMAP | BRK) && self.leaves_out(record, &stack, host) {
+            return;
+        }
         let drawn = (record.interval, record.trials);
         let (interval, trials) = self.drawn(record.process, function, record.size_bytes, drawn);
         self.heap.allocate(Sample {
@@ -363,7 +373,7 @@ impl Recorder {
             trials,
             offset: record.offset,
             tracked: record.untracked == 0,
-            mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
+            mapped: matches!(function, MMAP | MREMAP | BRK | ANNOUNCED_MMAP),
         });
     }
 
@@ -475,6 +485,7 @@ impl Recorder {
     /// Drops exited processes.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
+        self.undecided.retain(|process, _| !ended.contains(process));
         self.announced.forget(ended);
         self.heap.forget_processes(ended);
     }

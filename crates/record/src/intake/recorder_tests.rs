@@ -124,6 +124,30 @@ fn mappings_are_functions_of_their_own() {
     assert_eq!(functions, expected, "a site that nobody knows has no name");
 }
 
+/// Announced mappings come with the index of a site. They are not sorted by their stacks.
+#[test]
+fn mappings_count_unless_their_stacks_leave_open_who_made_them() {
+    let (mut recorder, mut host, _) = recorder();
+    recorder.set_functions(&[11, ANNOUNCED_MMAP]);
+    recorder.allocators = Some(AllocatorCode::default());
+    let record = |sample: u64, site: u32, stack_kind: u32| {
+        Event::Allocation(AllocationRecord { site, address: 4_096 * sample, ..allocation(sample, stack_kind) })
+    };
+    recorder.join.arrive(1, Arc::new(RawStack::lost()));
+    let walked = stack_kind::FRAME_POINTERS;
+    let lost = record(1, mapping::MMAP, stack_kind::COPIED);
+    let events = [lost, record(2, mapping::MMAP, walked), record(3, 0, walked), record(4, 1, walked)];
+    take_in(&mut recorder, &mut host, &events);
+    // Code that is in no file is the program's.
+    assert_eq!(rows(&mut recorder), [(11, 1, 1), (ANNOUNCED_MMAP, 1, 1), (MMAP, 1, 1)]);
+    assert_eq!((recorder.counters.mappings_undecided, recorder.records_taken_in()), (1, 4));
+    assert_eq!(recorder.undecided_mappings(&PROCESS), LostBlocks { samples: 1, bytes: 100 });
+    let pieces = recorder.heap.blocks(&PROCESS, 0).into_iter().filter_map(|block| block.mapping);
+    assert_eq!(pieces.collect::<HashSet<_>>(), HashSet::from([2, 4]));
+    recorder.forget(&HashSet::from([PROCESS]));
+    assert_eq!(recorder.undecided_mappings(&PROCESS), LostBlocks::default());
+}
+
 #[test]
 fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
     const CHILD: ProcessKey = ProcessKey { start_ns: 15, tgid: 9, exec_id: 0 };

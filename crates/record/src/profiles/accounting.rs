@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use heapbpf_attach::inline::SetBound;
-use heapbpf_audit::{FileAudit, Hook};
+use heapbpf_audit::{AttachEntry, FileAudit, Hook};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Criterion, Process, Profile};
 use heapbpf_profile::units;
@@ -166,6 +166,9 @@ pub fn stats(
         ("frees_reconciled", daemon.frees_reconciled),
         ("allocations_reconciled", daemon.allocations_reconciled),
         ("mappings_reconciled", daemon.mappings_reconciled),
+        ("mappings_of_allocators", daemon.mappings_of_allocators),
+        ("mappings_early", daemon.mappings_early),
+        ("mappings_undecided", daemon.mappings_undecided),
         ("stacks_lost", counters.stacks_lost),
         ("stacks_missing", daemon.stacks_missing),
         ("stacks_shortened", daemon.stacks_shortened),
@@ -208,20 +211,21 @@ pub fn stats(
         daemon_cpu_seconds: cost.cpu_seconds,
         daemon_peak_rss_bytes: cost.peak_rss_bytes,
         hooks: Vec::new(),
-        attach: audits
-            .iter()
-            .flat_map(|file| &file.attach)
-            .map(|entry| Attachment {
-                file: entry.file.clone(),
-                function: entry.function.clone(),
-                offset: entry.offset,
-                kind: entry.kind.to_string(),
-                link: entry.link.to_string(),
-                reason: entry.reason.clone(),
-            })
-            .collect(),
+        attach: attachments(audits),
         other: named(&other),
     }
+}
+
+fn attachments(audits: &[Arc<FileAudit>]) -> Vec<Attachment> {
+    let attachment = |entry: &AttachEntry| Attachment {
+        file: entry.file.clone(),
+        function: entry.function.clone(),
+        offset: entry.offset,
+        kind: entry.kind.to_string(),
+        link: entry.link.to_string(),
+        reason: entry.reason.clone(),
+    };
+    audits.iter().flat_map(|file| &file.attach).map(attachment).collect()
 }
 
 /// What a recording can do about losses.
@@ -353,6 +357,13 @@ fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
             "exact totals are too low: {} times, calls of a process with inline hooks were not counted, because it ended, \
              switched from probes, lost its hooks to another tool, or reported impossible counts; --hook probe counts all",
             units::count(daemon.inline_incomplete as f64)
+        ));
+    }
+    if daemon.mappings_undecided > 0 {
+        remarks.push(format!(
+            "{} sampled mappings are under [records lost]: their stacks end inside a file with an allocator, so it is \
+             not known whether the allocator made them for itself. Error bars allow for both",
+            units::count(daemon.mappings_undecided as f64)
         ));
     }
     if daemon.lifecycle.lost > 0 {

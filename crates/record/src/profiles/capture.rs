@@ -53,7 +53,7 @@ pub struct Parts<'a> {
     /// Moments that divide the blocks in use by age (CLOCK_MONOTONIC); ascending.
     pub marks_ns: Vec<u64>,
     /// Maximum number of blocks, of all processes together, that are looked up when memory is measured; `None`: memory
-    /// is not measured.
+    /// is not measured, except for what of mappings is in use.
     pub most_blocks: Option<usize>,
     /// An empty list of rows, whose capacity is reused.
     pub emptied: Vec<SnapshotRow>,
@@ -84,8 +84,9 @@ impl Parts<'_> {
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
         keys.dedup();
         let mut content = self.finish(keys, rows, &of_row, gather, now);
-        if let Some(most) = self.most_blocks {
-            content.measured = measured(&content, &place_of, &self.recorder.heap, most, self.attaching);
+        let heap = &self.recorder.heap;
+        if self.most_blocks.is_some() || heap.mapped_spaces().next().is_some() {
+            content.measured = measured(&content, &place_of, heap, self.most_blocks, self.attaching);
         }
         content
     }
@@ -146,6 +147,10 @@ impl Parts<'_> {
                 let unseen = self.unseen.get(key).copied().unwrap_or_default();
                 let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
                 losses.inuse_missing.add(&LossBound { samples: unseen.samples, sampled_bytes: unseen.bytes });
+                let undecided = self.recorder.undecided_mappings(key);
+                let undecided = LossBound { samples: undecided.samples, sampled_bytes: undecided.bytes };
+                losses.alloc.add(&undecided);
+                losses.inuse_missing.add(&undecided);
                 let mapped_by = |until_ns| heap.mapped_by(key, until_ns);
                 losses.weights_unproven = self.recorder.announced.is_inconsistent(key);
                 let counting = self.counts.processes.get(key);
@@ -166,7 +171,7 @@ fn measured(
     Content { keys, processes, rows, .. }: &Content,
     place_of: &[(usize, usize)],
     heap: &Heap,
-    most: usize,
+    most: Option<usize>,
     attaching: &Attaching,
 ) -> Vec<Measured> {
     let mut inuse = vec![0.0; processes.len()];
@@ -175,7 +180,7 @@ fn measured(
     let mut living: Vec<usize> = (0..processes.len()).filter(runs).collect();
     living.sort_by(|a, b| inuse[*b].total_cmp(&inuse[*a]));
     let all: usize = living.iter().map(|process| heap.live_blocks(&keys[*process])).sum();
-    let share = (most as f64 / all.max(1) as f64).min(1.0);
+    let share = most.map_or(0.0, |most| (most as f64 / all.max(1) as f64).min(1.0));
     let in_snapshot = |block: LiveBlock| {
         let place = place_of.binary_search_by_key(&block.row, |(number, _)| *number).ok()?;
         Some(LiveBlock { row: place_of[place].1, ..block })
@@ -214,7 +219,7 @@ fn add_rows(
     mut new: impl FnMut(&HeapRow),
 ) -> AddedRows {
     let (mut of_row, mut place_of) = (Vec::new(), Vec::new());
-    let mut totals: HashMap<(ProcessKey, u64), usize> = HashMap::new();
+    let mut totals: HashMap<(ProcessKey, u64, bool), usize> = HashMap::new();
     let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
     let snapshots = heap.snapshot(now_ns, detail == Detail::Lifetimes);
     if detail != Detail::Totals {
@@ -224,9 +229,9 @@ fn add_rows(
     for snapshot in snapshots {
         let row = snapshot.row;
         if detail == Detail::Totals {
-            let number = *totals.entry((row.key.process, row.key.interval)).or_insert_with(|| {
+            let number = *totals.entry((row.key.process, row.key.interval, row.mapped)).or_insert_with(|| {
                 of_row.push(row.key.process);
-                rows.push(total_row(row.key.interval));
+                rows.push(total_row(row.key.interval, row.mapped));
                 rows.len() - 1
             });
             place_of.push((snapshot.number, number));
@@ -268,6 +273,7 @@ fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> 
         key,
         alloc: none,
         inuse: none,
+        mapped: false,
         in_memory: None,
         at_exit: none,
         peak: none,
@@ -277,15 +283,21 @@ fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> 
     }
 }
 
-fn total_row(interval: u64) -> SnapshotRow {
-    row_without_sums(RowKey::total(0, interval, None))
+/// Function of the rows with the totals of mappings. Rows of a process must differ.
+const MAPPINGS: &str = "mmap";
+
+fn total_row(interval: u64, mapped: bool) -> SnapshotRow {
+    let function = if mapped { MAPPINGS } else { "" };
+    let key = RowKey { function: function.into(), ..RowKey::total(0, interval, None) };
+    SnapshotRow { mapped, ..row_without_sums(key) }
 }
 
 fn copy_of(row: &HeapRow, function: Arc<str>) -> SnapshotRow {
     let SampleKey { process, thread, interval, stack, .. } = &row.key;
     let stack = UnsymbolizedStack { process: *process, stack: Arc::clone(stack) };
     let key = RowKey { process: 0, thread: Arc::clone(thread), function, interval: *interval, stack: Some(stack) };
-    SnapshotRow { alloc: row.alloc, at_exit: row.at_exit(), peak: row.peak(), ..row_without_sums(key) }
+    let sums = row_without_sums(key);
+    SnapshotRow { alloc: row.alloc, at_exit: row.at_exit(), peak: row.peak(), mapped: row.mapped, ..sums }
 }
 
 /// Cache of the names of allocator functions.
@@ -479,6 +491,27 @@ mod tests {
         let mut new = 0;
         rows_of(&mut heap, Detail::Stacks, 1_000, &[], name, |_| new += 1);
         assert_eq!(new, 3);
+    }
+
+    #[test]
+    fn totals_of_mappings_are_rows_of_their_own() {
+        let mut heap = heap();
+        let stack = Arc::new(RawStack::lost());
+        let mapping = Sample { mapped: true, address: 1 << 20, ..sample(&stack, (9, 1, MALLOC - 1, 4_096), 900) };
+        heap.allocate(mapping);
+        let name = |_| -> Arc<str> { panic!("totals have no function") };
+        let taken = rows_of(&mut heap, Detail::Totals, 1_000, &[], name, |_| {});
+        let expected = [
+            (1, String::new(), 30.0, 30.0),
+            (1, "mmap".to_owned(), 4_096.0, 4_096.0),
+            (2, String::new(), 600.0, 300.0),
+        ];
+        assert_eq!(figures(&taken), expected);
+        let mapped: Vec<f64> = taken.0.iter().filter(|row| row.mapped).map(|row| row.inuse.bytes).collect();
+        assert_eq!(mapped, [4_096.0]);
+        // All mappings are looked up, however few of the other blocks are.
+        let blocks = heap.blocks(&key(1), 0).into_iter().map(|it| (it.address, it.size_bytes, it.mapping));
+        assert_eq!(blocks.collect::<Vec<_>>(), [(1 << 20, 4_096, Some(9))]);
     }
 
     #[test]

@@ -238,11 +238,12 @@ impl Descriptions {
         }
         let seen = described.ended.unwrap_or_else(|| attaching.targets.seen(key.tgid, now_ns));
         // Allocations that a process does not announce are not counted, nor are those under the hooks of another
-        // heapbpf.
-        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !seen.was_hidden);
-        let hidden = seen.was_hidden.then(Missing::unseen);
+        // heapbpf. Calls that may be an allocator's own mappings would count twice.
+        let (hidden, sorts) = (seen.was_hidden, attaching.sorts_mappings());
+        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !hidden && !sorts);
         let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.distrusts(key));
-        let own = hidden.into_iter().chain(is_distrusted.then(Missing::own_counts));
+        let own = hidden.then(Missing::unseen).into_iter().chain(is_distrusted.then(Missing::own_counts));
+        let own = own.chain(sorts.then(Missing::exact_mappings));
         Process {
             pid: key.tgid,
             namespace_pid: described.namespace_pid,

@@ -54,9 +54,9 @@ struct Program {
 }
 
 /// Whether a process makes allocations that are not counted: those that it does not announce, if it announces its
-/// samples, or those made while it was not seen.
+/// samples, those made while it was not seen, or mappings that are not told from an allocator's.
 pub fn is_uncounted(process: &Process) -> bool {
-    process.hook == Some(Hook::Usdt) || process.was_unseen()
+    process.hook == Some(Hook::Usdt) || process.was_unseen() || process.lacks_exact_mappings()
 }
 
 /// What an exited process hands over besides rows.
@@ -174,6 +174,9 @@ impl OverflowBucket {
         }
         if process.was_unseen() && !total.was_unseen() {
             total.missing.push(Missing::unseen());
+        }
+        if process.lacks_exact_mappings() && !total.lacks_exact_mappings() {
+            total.missing.push(Missing::exact_mappings());
         }
         total.coverage = total.coverage.min(process.coverage);
         // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
@@ -321,6 +324,11 @@ mod tests {
         add(&mut bucket, &Process { exact_alloc_bytes: None, missing, ..process(5, "b", 0) }, &[]);
         assert_eq!(lines(&bucket)[2], (None, 1, None));
         assert!(bucket.processes()[2].was_unseen() && !bucket.processes()[1].was_unseen());
+        // The same is true of a process whose mappings are not all told apart.
+        let missing = vec![Missing::exact_mappings()];
+        add(&mut bucket, &Process { exact_alloc_bytes: None, missing, ..process(6, "c", 0) }, &[]);
+        assert_eq!(lines(&bucket)[3], (None, 1, None));
+        assert!(is_uncounted(&bucket.processes()[3]) && bucket.processes()[3].lacks_exact_mappings());
     }
 
     /// Counts come with the last rows; later rows, from records that were found afterwards, change nothing.

@@ -106,6 +106,8 @@ pub struct SnapshotRow {
     pub alloc: SampleSums,
     /// Samples in use.
     pub inuse: SampleSums,
+    /// Whether its samples are mappings.
+    pub mapped: bool,
     /// Where the blocks in use are, once that has been read.
     pub in_memory: Option<Box<InMemory>>,
     /// Samples held at exit by their process, if these are kept separate from those in use.
@@ -126,9 +128,10 @@ pub struct Measured {
     pub process: usize,
     /// Its process generation.
     pub key: ProcessKey,
-    /// Sampled blocks in use; only some of them if there are very many. Their rows are indices in [`Snapshot::rows`].
+    /// All mappings in use, and sampled blocks in use; only some of these if there are very many. Their rows are
+    /// indices in [`Snapshot::rows`].
     pub blocks: Vec<LiveBlock>,
-    /// Probability with which a block is included.
+    /// Probability with which a block that is no mapping is included.
     pub share: f64,
     /// What it had when it joined the recording.
     pub at_attach: AtAttach,

@@ -422,6 +422,7 @@ impl Worker {
     }
 
     /// Measures the memory of processes, and which of their blocks are in it, or gives them what was measured last.
+    /// What is in use of mappings is always read.
     fn measure(
         &mut self,
         snapshot: &mut Snapshot,
@@ -430,9 +431,10 @@ impl Worker {
         is_measured: bool,
     ) {
         let is_often = snapshot.often.is_some();
+        let measured = std::mem::take(&mut snapshot.measured);
+        let remark = in_memory::add(&measured, &mut snapshot.rows, processes, is_measured);
+        snapshot.notes.extend(remark);
         if is_measured {
-            let measured = std::mem::take(&mut snapshot.measured);
-            in_memory::add(&measured, &mut snapshot.rows, processes);
             if let Some(unhooked) = &snapshot.unhooked {
                 // Nothing is ever sent.
                 let _ = unhooked.recv_timeout(LONGEST_UNHOOKING);

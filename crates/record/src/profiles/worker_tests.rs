@@ -42,6 +42,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
         },
         alloc: sums(2 * (inuse + held)),
         inuse: sums(inuse),
+        mapped: false,
         in_memory: None,
         at_exit: sums(held),
         peak: SampleSums::default(),

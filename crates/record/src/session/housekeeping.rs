@@ -142,6 +142,9 @@ impl Session {
         needed.extend(processes.iter().flat_map(|it| it.space.modules_ever()));
         modules.forget(&needed);
         self.attaching.forget_modules(modules);
+        if let Some(allocators) = &mut self.recorder.allocators {
+            allocators.forget(|module| modules.get(module).is_some());
+        }
     }
 
     /// Forgets names that are no longer needed.

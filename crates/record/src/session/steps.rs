@@ -28,6 +28,7 @@ impl Session {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
         self.learn_interpreters();
+        self.learn_code();
         for (pid, time_ns) in self.attaching.take_heard_ends() {
             self.lives.heard(pid, time_ns);
         }
@@ -49,6 +50,14 @@ impl Session {
     pub(super) fn learn_interpreters(&mut self) {
         for (module, runtime) in self.attaching.take_new_interpreters() {
             self.recorder.pythons.learn(module, runtime);
+        }
+    }
+
+    /// Passes on to the recorder which code belongs to allocators, if that tells their mappings from others.
+    fn learn_code(&mut self) {
+        if self.attaching.sorts_mappings() {
+            let new = self.attaching.take_new_code(&mut self.host);
+            self.recorder.allocators.get_or_insert_default().learn(new);
         }
     }
 

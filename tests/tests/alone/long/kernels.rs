@@ -132,7 +132,7 @@ fn mappings_that_threads_make_while_others_do() {
     let Some(_usable) = usable("mappings_that_threads_make_while_others_do") else { return };
     for _ in 0..8 {
         let mut target = Target::start(&program("preempted"), ["100", "maps"]);
-        let recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+        let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--hook", "probe").start();
         let truth = target.run();
         println!("the kernel skipped {:?}", kernel::runs_skipped(recording.pid()));
         let (profile, stats) = recording.stop().results();
@@ -226,7 +226,7 @@ fn mappings() {
     let Some((_turn, found)) = usable("mappings") else { return };
     assert!(works(found, "system calls"), "{found}");
     let mut target = Target::start(&program("mix"), ["400"]);
-    let recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+    let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--hook", "probe").start();
     let truth = target.run();
     let (profile, _) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
@@ -292,7 +292,7 @@ fn the_verifier_is_far_from_its_limit() {
     for link in ["session", "multi", "perf"] {
         if works(found, &format!("{link} links")) {
             let recorder = Recorder::of(target.pid(), 1).option("--link", link).option("--stack-bytes", "1MiB");
-            note(recorder.flag("--mmap").start(), &format!("{link}: "));
+            note(recorder.flag("--mmap").option("--hook", "probe").start(), &format!("{link}: "));
         }
     }
     note(inline::recorder(target.pid(), Hook::Inline, 1).start(), "inline: ");
@@ -313,7 +313,8 @@ fn no_program_shares_its_stack() {
     let Some((_turn, found)) = usable("no_program_shares_its_stack") else { return };
     let target = Target::start(&program("mix"), ["100"]);
     let kinds = ["session", "multi", "perf"].into_iter().filter(|kind| works(found, &format!("{kind} links")));
-    let probes = kinds.map(|kind| Recorder::of(target.pid(), 1).option("--link", kind).flag("--mmap"));
+    let probed = || Recorder::of(target.pid(), 1).option("--hook", "probe").flag("--mmap");
+    let probes = kinds.map(|kind| probed().option("--link", kind));
     // Programs that select targets by a rule need more stack.
     let by_rule = Recorder::new().interval(1 << 20).option("--comm", "mix").option("--hook", "inline");
     for recorder in probes.chain([inline::recorder(target.pid(), Hook::Inline, 1), by_rule]) {

@@ -1,6 +1,6 @@
 //! Figures with their intervals.
 
-use heapbpf_statistics::estimate::Estimate;
+use heapbpf_statistics::estimate::{Estimate, NO_OFFSETS};
 use heapbpf_statistics::interval::Interval;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
@@ -76,6 +76,9 @@ pub(super) struct Figures {
     resident_bytes: Option<Figure>,
     #[serde(skip_serializing_if = "Option::is_none")]
     swapped_bytes: Option<Figure>,
+    /// Of mappings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address_space_bytes: Option<Figure>,
 }
 
 impl Figures {
@@ -90,7 +93,15 @@ impl Figures {
             at_exit_objects: figure(Value::AtExitObjects),
             resident_bytes: known(Value::ResidentSpace).then(|| figure(Value::ResidentSpace)),
             swapped_bytes: known(Value::SwappedSpace).then(|| figure(Value::SwappedSpace)),
+            address_space_bytes: None,
         }
+    }
+
+    /// The same with the address space of the mappings in a pool.
+    fn with_address_space(self, profile: &Profile, confidence: f64, pool: &Pool) -> Self {
+        let space = pool.address_space(profile, confidence);
+        let figure = |(estimate, variance)| Figure::new(profile, estimate, variance, 0.0, Err(NO_OFFSETS));
+        Self { address_space_bytes: space.map(figure), ..self }
     }
 
     /// Figures of a process in which nothing was counted. It adds nothing to sums, and how much it allocated is not
@@ -117,10 +128,11 @@ impl Figures {
             let guaranteed = pool.guaranteed(profile, value, confidence);
             Figure::new(profile, estimate, pool.variance(value), correction, guaranteed)
         })
+        .with_address_space(profile, confidence, pool)
     }
 
     pub(super) fn of_row(profile: &Profile, confidence: f64, row: &Row) -> Self {
-        Self::new(
+        let figures = Self::new(
             |value| {
                 let is_read = row.in_memory.is_some() || !value.is_in_memory();
                 is_read && (!value.needs_frees() || profile.knows_inuse(row.key.process))
@@ -133,7 +145,9 @@ impl Figures {
                 let guaranteed = guaranteed_of_row(profile, row, value, confidence);
                 Figure::new(profile, estimate, variance, correction, guaranteed)
             },
-        )
+        );
+        // Few rows are mappings.
+        if row.is_of_mappings() { figures.with_address_space(profile, confidence, &Pool::of([row])) } else { figures }
     }
 
     /// Writes the figures as fields of the object that they belong to.
@@ -144,8 +158,12 @@ impl Figures {
         fields.serialize_field("inuse_objects", &self.inuse_objects)?;
         fields.serialize_field("at_exit_bytes", &self.at_exit_bytes)?;
         fields.serialize_field("at_exit_objects", &self.at_exit_objects)?;
-        let in_memory = [("resident_bytes", &self.resident_bytes), ("swapped_bytes", &self.swapped_bytes)];
-        in_memory
+        let where_it_is = [
+            ("resident_bytes", &self.resident_bytes),
+            ("swapped_bytes", &self.swapped_bytes),
+            ("address_space_bytes", &self.address_space_bytes),
+        ];
+        where_it_is
             .into_iter()
             .filter(|(_, figure)| figure.is_some())
             .try_for_each(|(name, figure)| fields.serialize_field(name, figure))
