@@ -253,11 +253,8 @@ mod tests {
         fn parts_of_blocks_are_in_the_interval_of_whole_ones() {
             let of_whole = |part: &Part<'_>| {
                 let Part { interval, sums, .. } = *part;
-                let sampled = Sampled {
-                    samples: sums.sized_samples(),
-                    sum: sums.sampled_bytes as f64,
-                    estimate: sums.bytes,
-                };
+                let sampled =
+                    Sampled { samples: sums.sized_samples(), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
                 from_sizes(sampled, interval, 0.95)
             };
             let worst = coverage_in_all_situations(4_000, &[1.0], of_whole);

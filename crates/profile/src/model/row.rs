@@ -36,12 +36,8 @@ fn is_zero(value: &f64) -> bool {
 
 impl InMemory {
     /// The sums of no blocks.
-    pub const NONE: Self = Self {
-        resident: SampleSums::NONE,
-        swapped: SampleSums::NONE,
-        most_bytes: 0.0,
-        reserved: SampleSums::NONE,
-    };
+    pub const NONE: Self =
+        Self { resident: SampleSums::NONE, swapped: SampleSums::NONE, most_bytes: 0.0, reserved: SampleSums::NONE };
 
     /// Adds the sums of other blocks with the same sampling interval.
     pub fn add(&mut self, other: &Self) {

@@ -226,13 +226,8 @@ mod tests {
         memory.extend(std::iter::repeat_n(1, 2 * R as usize));
         let address = memory.as_ptr() as u64;
         let key = |tgid| ProcessKey { start_ns: 0, tgid, exec_id: 0 };
-        let piece = |row, sample, address, size_bytes| LiveBlock {
-            row,
-            address,
-            size_bytes,
-            trials: R,
-            mapping: Some(sample),
-        };
+        let piece =
+            |row, sample, address, size_bytes| LiveBlock { row, address, size_bytes, trials: R, mapping: Some(sample) };
         // Nothing was written to in the second half of the memory.
         let (half, far) = (R / 2, address + 3 * R);
         let blocks = vec![

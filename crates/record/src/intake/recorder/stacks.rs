@@ -231,9 +231,8 @@ mod tests {
     fn who_made_a_mapping_is_told_by_its_stack() {
         let mut code = AllocatorCode::default();
         code.learn(vec![(LIBC, vec![[100, 200], [300, 310]]), (PROGRAM, Vec::new())]);
-        let maker = |frames: &[(ModuleId, u64)], completeness| {
-            code.maker(&stack(frames, completeness), |module| module != JIT)
-        };
+        let maker =
+            |frames: &[(ModuleId, u64)], completeness| code.maker(&stack(frames, completeness), |module| module != JIT);
         let whole = |frames: &[(ModuleId, u64)]| maker(frames, Completeness::Complete);
         let cut = |frames: &[(ModuleId, u64)]| maker(frames, Completeness::Truncated(Reason::StackRingFull));
         assert_eq!(whole(&[(LIBC, 500), (PROGRAM, 150), (LIBC, 600)]), Maker::Program);
