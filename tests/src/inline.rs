@@ -1,4 +1,4 @@
-//! Recordings of one process with inline hooks.
+//! Recordings of one process with inline hooks, and what a debugger does to such a process.
 
 use std::path::Path;
 
@@ -35,6 +35,79 @@ pub fn mapped(pid: u32) -> Vec<String> {
 /// Whether pages of a process jump to code of inline hooks. The code itself stays mapped.
 pub fn is_hooked(pid: u32) -> bool {
     !hooked_files(pid).is_empty()
+}
+
+/// Offset in the blob of the code that all hooked functions share.
+pub const BLOB_CODE: u64 = 0x3000;
+
+/// Address of the blob in a process: its code is the first mapping with this name.
+///
+/// # Panics
+/// If it is not mapped.
+pub fn base(pid: u32) -> u64 {
+    let name = mapped(pid).first().and_then(|line| line.split("/memfd:heapbpf-inline-").nth(1).map(str::to_owned));
+    let base = name.and_then(|name| hex(name.split('-').next()?));
+    base.expect("it is mapped")
+}
+
+/// Where a debugger makes a thread continue, with which registers and instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The instruction pointer.
+    pub ip: u64,
+    /// The first argument. If there is none, all registers are useless.
+    pub argument: Option<u64>,
+    /// The stack pointer, if it matters.
+    pub stack: Option<u64>,
+    /// The instructions to write there.
+    pub code: &'static [u8],
+    /// A signal to send to the thread there.
+    pub sent: i32,
+}
+
+impl Place {
+    /// An address, with useless registers.
+    pub const fn at(ip: u64) -> Self {
+        Self { ip, argument: None, stack: None, code: &[], sent: 0 }
+    }
+}
+
+/// Makes the first thread of a process continue elsewhere, as a debugger would, and detaches.
+///
+/// # Panics
+/// If the kernel refuses.
+#[cfg(target_arch = "x86_64")]
+pub fn goes_on_at(pid: u32, place: &Place) {
+    use std::os::unix::fs::FileExt as _;
+
+    let memory = std::fs::File::options().write(true).open(format!("/proc/{pid}/mem")).expect("its memory");
+    let pid = pid.cast_signed();
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their
+    // type.
+    unsafe {
+        assert_eq!(libc::ptrace(libc::PTRACE_ATTACH, pid, none, none), 0, "it can be traced");
+        assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL), pid, "it stops");
+        let mut registers: libc::user_regs_struct = std::mem::zeroed();
+        assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, pid, none, &raw mut registers), 0);
+        if let Some(argument) = place.argument {
+            // Set up the stack as at a call.
+            registers.rsp = ((registers.rsp - 1024) & !15) - 8;
+            registers.rdi = if argument == u64::MAX { registers.rsp } else { argument };
+        } else {
+            let before = registers;
+            registers = std::mem::zeroed();
+            (registers.cs, registers.ss, registers.eflags) = (before.cs, before.ss, before.eflags);
+            (registers.fs_base, registers.gs_base) = (before.fs_base, before.gs_base);
+        }
+        registers.rsp = place.stack.unwrap_or(registers.rsp);
+        memory.write_all_at(place.code, place.ip).expect("a debugger writes wherever it likes");
+        // It is no longer in a system call.
+        (registers.rip, registers.orig_rax) = (place.ip, u64::MAX);
+        assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, none, &raw mut registers), 0);
+        assert_eq!(libc::kill(pid, place.sent), 0);
+        assert_eq!(libc::ptrace(libc::PTRACE_DETACH, pid, none, none), 0);
+    }
 }
 
 /// The files whose functions jump to code of inline hooks in a process, sorted.

@@ -200,6 +200,13 @@ pub fn module_files() -> usize {
     raise().map_or(4096, |raised| usize::try_from(raised.open_files / 2).unwrap_or(usize::MAX).min(4096))
 }
 
+/// Number of open files that remain for hooked processes, beside modules and what any recording needs.
+#[must_use]
+pub fn process_files() -> usize {
+    let files = raise().map_or(u64::MAX, |raised| raised.open_files.saturating_sub(FEWEST_FILES));
+    usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(module_files())
+}
+
 /// Returns advice if a message says that too many files are open. `None` for other messages.
 #[must_use]
 pub fn advice(message: &str) -> Option<String> {

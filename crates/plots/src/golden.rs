@@ -82,8 +82,8 @@ fn pictures_look_as_they_should() {
     check("survival", &survival(&with_lifetimes(), &options).expect("lifetimes"));
     check("overhead", &overhead(&snapshots()).expect("probe times"));
     let profile = testing::small();
-    let costs = Costs { probe_ns: 1_050.0, sample_ns: 2_000.0 };
-    check("plan", &plan(&subject(&profile), &workload(&profile), costs));
+    let costs = Costs { probe_ns: 1_050.0, inline_ns: 1.0, sample_ns: 2_000.0 };
+    check("plan", &plan(&subject(&profile), &workload(&profile, false), costs));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use heapbpf_profile::units;
 use heapbpf_statistics::detect::detection;
-use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, Workload, automatic, row};
+use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, PlanRow, Workload, automatic, row};
 
 use crate::axis::{Axis, Unit};
 use crate::figure::{Curve, Entry, Figure, Key, Mark, Panel, Point};
@@ -19,8 +19,8 @@ pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
         let (low, high) = (SMALLEST_INTERVAL as f64, LARGEST_INTERVAL as f64);
         Axis::logarithmic("sampling interval, bytes between samples", Unit::Bytes, low, high)
     };
-    let automatic = automatic(workload, costs, None).interval;
-    let mark = Mark { x: automatic as f64, text: format!("-i auto: {}", units::bytes(automatic as f64)) };
+    let automatic = automatic(workload, costs, None).map(|found| found.interval as f64);
+    let mark = automatic.map(|x| Mark { x, text: format!("-i auto: {}", units::bytes(x)) });
     let bytes = workload.sites.iter().sum::<f64>() * workload.seconds;
     let mut legend = Vec::new();
     let mut curves = Vec::new();
@@ -43,17 +43,22 @@ pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
         x: x(),
         y: Axis::logarithmic("mean error of an estimate of bytes", Unit::Share, power_of_ten(least), 10.0),
         curves,
-        marks: vec![mark.clone()],
+        marks: mark.iter().cloned().collect(),
     };
     let rows: Vec<_> = intervals.iter().map(|&interval| row(workload, costs, interval)).collect();
-    let line = |key, cpus: fn(&heapbpf_statistics::plan::PlanRow) -> f64| {
+    let line = |key, cpus: fn(&PlanRow) -> f64| {
         let points = rows.iter().map(|row| Point { x: row.interval as f64, y: cpus(row), band: None });
         Curve::through(key, points.collect())
     };
-    let (probes, samples) = (Key::Part(SHARES.len()), Key::Part(SHARES.len() + 1));
-    let probe_cpus = rows.first().map_or(0.0, |row| row.probe_cpus);
-    let most = rows.first().map_or(0.0, |row| row.probe_cpus.max(row.sample_cpus));
-    let least = rows.last().map_or(0.0, |row| row.probe_cpus.min(row.sample_cpus)).max(most * 1e-5);
+    let (hooks, samples) = (Key::Part(SHARES.len()), Key::Part(SHARES.len() + 1));
+    let of_hooks = |row: &PlanRow| row.probe_cpus + row.inline_cpus;
+    let most = rows.first().map_or(0.0, |row| of_hooks(row).max(row.sample_cpus));
+    let least = rows.last().map_or(0.0, |row| of_hooks(row).min(row.sample_cpus)).max(most * 1e-5);
+    let (what, each_ns) = if workload.inline_share > 0.5 {
+        ("inline hooks on", format!("{:.1}", costs.inline_ns))
+    } else {
+        ("the probes of", units::count(costs.probe_ns))
+    };
     let cost = Panel {
         x: x(),
         y: Axis::logarithmic(
@@ -62,13 +67,14 @@ pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
             power_of_ten(least),
             power_of_ten(most) * 10.0,
         ),
-        curves: vec![line(probes, |row| row.probe_cpus), line(samples, |row| row.sample_cpus)],
-        marks: vec![mark],
+        curves: vec![line(hooks, of_hooks), line(samples, |row| row.sample_cpus)],
+        marks: mark.into_iter().collect(),
     };
+    let name = if workload.inline_share > 0.0 { "hooks" } else { "probes" };
     legend.push(Entry {
-        key: probes,
-        name: "cost of the probes, whatever the interval".into(),
-        about: units::percent(probe_cpus),
+        key: hooks,
+        name: format!("cost of the {name}, whatever the interval"),
+        about: units::percent(rows.first().map_or(0.0, of_hooks)),
     });
     legend.push(Entry { key: samples, name: "cost of the samples, on top of that".into(), about: String::new() });
     Figure {
@@ -78,11 +84,10 @@ pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
         legend,
         notes: vec![format!(
             "For {} as in this profile ({} allocations a second). The error is the mean of |estimate − truth| / truth for blocks much \
-             smaller than the interval; it is less for larger ones. Costs: {} ns for the probes of an allocation and its free, {} ns for a \
+             smaller than the interval; it is less for larger ones. Costs: {each_ns} ns for {what} an allocation and its free, {} ns for a \
              sample.",
             units::seconds(workload.seconds),
             units::count(workload.classes.iter().map(|class| class.allocations).sum::<f64>() + 0.0),
-            units::count(costs.probe_ns),
             units::count(costs.sample_ns)
         )],
     }

@@ -34,3 +34,6 @@ pub const LOST_PREFIX: &str = "lost_";
 
 /// The counter of the time that probes took in the targets, in nanoseconds.
 pub const PROBE_NS: &str = "probe_ns";
+
+/// The counter of the targets' CPU time during the recording, in nanoseconds.
+pub const CPU_NS: &str = "cpu_ns";

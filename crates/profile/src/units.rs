@@ -159,6 +159,12 @@ pub fn percent(share: f64) -> String {
     }
 }
 
+/// Formats a share as [`percent`] does. `is_bound`: the share is an upper bound, as in `under 2 %`.
+pub fn at_most(share: f64, is_bound: bool) -> String {
+    let text = percent(share);
+    if is_bound && !text.starts_with('<') { format!("under {text}") } else { text }
+}
+
 /// Formats a share as a percentage for table columns, always with one digit after the point: `3.0 %`, `<0.1 %`,
 /// `100.0 %`.
 pub fn share(share: f64) -> String {
@@ -371,7 +377,9 @@ mod tests {
             (1.5, "150 %"),
         ] {
             assert_eq!(percent(share), text, "{share}");
+            assert_eq!(at_most(share, false), text, "{share}");
         }
+        assert_eq!([0.03, 0.0001].map(|share| at_most(share, true)), ["under 3 %", "<0.1 %"]);
     }
 
     #[test]

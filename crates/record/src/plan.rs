@@ -58,8 +58,19 @@ impl RecordPlan {
     pub fn hooks_inline(&self) -> bool {
         match self.kernel.hook {
             Hook::Inline => true,
-            Hook::Auto => self.kernel.no_inline.is_none() && self.sampling.criterion != Criterion::SizeClass,
+            Hook::Auto => self.kernel.no_inline.is_none() && self.asks_for_probes().is_none(),
             Hook::Probe | Hook::Usdt => false,
+        }
+    }
+
+    /// The only option because of which probes count where processes could be hooked inline. `None` if there is none.
+    pub fn asks_for_probes(&self) -> Option<&'static str> {
+        let by_size = (self.sampling.criterion == Criterion::SizeClass).then_some("--criterion size-class");
+        match (self.kernel.hook, by_size) {
+            _ if self.kernel.no_inline.is_some() => None,
+            (Hook::Probe, None) => Some("--hook probe"),
+            (Hook::Auto, option) => option,
+            _ => None,
         }
     }
 

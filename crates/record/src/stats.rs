@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use heapbpf_audit::Hook;
-use heapbpf_profile::model::{LOST_PREFIX, PROBE_NS, Process};
+use heapbpf_profile::model::{CPU_NS, LOST_PREFIX, PROBE_NS, Process};
 use serde::{Deserialize, Serialize};
 
 use crate::cost::measure::Measured;
@@ -40,6 +40,9 @@ pub struct Stats {
     /// The costs of probes as measured on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe_costs: Option<Measured>,
+    /// CPU time of the targets, seconds. `None` unless processes are hooked one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets_cpu_seconds: Option<f64>,
     /// CPU time of the daemon, seconds.
     pub daemon_cpu_seconds: f64,
     /// Peak resident memory of the daemon, bytes.
@@ -107,8 +110,8 @@ impl Stats {
         self.unsampled.saturating_add(self.submitted).saturating_add(self.failed).saturating_add(lost)
     }
 
-    /// Every counter by name: losses as `lost_…`, the two sides of the invariant as `hits` and `accounted`, and the
-    /// time of the probes as `probe_ns`, if it is known.
+    /// Every counter by name: losses as `lost_…`, the two sides of the invariant as `hits` and `accounted`, and if they
+    /// are known, the time of the probes as `probe_ns` and the CPU time of the targets as `cpu_ns`.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut counters = self.other.clone();
         for (name, value) in [
@@ -127,8 +130,9 @@ impl Stats {
             let name = if name.starts_with(LOST_PREFIX) { name.clone() } else { format!("{LOST_PREFIX}{name}") };
             counters.insert(name, *lost);
         }
-        let probe_ns = self.probe_seconds.map(|seconds| (PROBE_NS.to_owned(), (seconds * 1e9) as u64));
-        counters.extend(probe_ns);
+        for (name, seconds) in [(PROBE_NS, self.probe_seconds), (CPU_NS, self.targets_cpu_seconds)] {
+            counters.extend(seconds.map(|seconds| (name.to_owned(), (seconds * 1e9) as u64)));
+        }
         counters
     }
 }

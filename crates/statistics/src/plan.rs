@@ -8,8 +8,12 @@ use super::size_classes::{ClassInterval, LARGEST_CLASS_INTERVAL};
 
 /// Largest sampling interval of a recording: beyond it the integer draw loses accuracy (`docs/sampling.md`).
 pub const LARGEST_INTERVAL: u64 = 64 << 20;
+/// Share of a budget to aim at, so that one step suffices.
+pub const AIM: f64 = 0.9;
 /// Cost of samples that `--interval auto` accepts, relative to the cost of probes.
 const SAMPLES_PER_PROBES: f64 = 0.01;
+/// The same where processes count their calls themselves, relative to the CPU time of their own work.
+const SAMPLES_PER_WORK: f64 = 0.01;
 /// A call site counts as detected if it is sampled with this probability.
 const SEEN: f64 = 0.95;
 
@@ -22,13 +26,19 @@ pub struct Workload {
     pub sites: Vec<f64>,
     /// Length of the planned recording in seconds. A call site is detected by what it allocates in that time.
     pub seconds: f64,
+    /// Share of the allocations that the processes count themselves (inline hooks), 0 to 1. The others trap.
+    pub inline_share: f64,
+    /// CPU time that the processes' own work takes, in CPUs; `None` if it is unknown.
+    pub work_cpus: Option<f64>,
 }
 
-/// Cost of probes and samples in nanoseconds.
+/// Cost of hooks and samples in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Costs {
-    /// Cost of an allocation that is not sampled, and of its free.
+    /// Cost of the probes on an allocation that is not sampled, and on its free.
     pub probe_ns: f64,
+    /// Cost of inline hooks on these two calls.
+    pub inline_ns: f64,
     /// Additional cost of a sample in the target.
     pub sample_ns: f64,
 }
@@ -42,6 +52,8 @@ pub struct PlanRow {
     pub samples_per_second: f64,
     /// CPUs that probes keep busy, without samples.
     pub probe_cpus: f64,
+    /// CPUs that inline hooks keep busy, without samples.
+    pub inline_cpus: f64,
     /// CPUs that samples add.
     pub sample_cpus: f64,
     /// Bytes that a call site must allocate to be detected with a probability of 95 %.
@@ -61,7 +73,7 @@ pub struct PlanRow {
 pub struct Automatic {
     /// R: the sampling interval in bytes, a power of two.
     pub interval: u64,
-    /// Whether probes and samples fit the budget. If no interval fits, the largest one is given.
+    /// Whether samples cost no more than they may. If they do with every interval, the largest one is given.
     pub fits: bool,
 }
 
@@ -86,7 +98,8 @@ pub fn row(workload: &Workload, costs: Costs, interval: u64) -> PlanRow {
     PlanRow {
         interval,
         samples_per_second: samples,
-        probe_cpus: calls_per_second(workload) * costs.probe_ns / 1e9,
+        probe_cpus: probe_cpus(workload, costs),
+        inline_cpus: calls_per_second(workload) * workload.inline_share * costs.inline_ns / 1e9,
         sample_cpus: samples * costs.sample_ns / 1e9,
         seen_from_bytes: seen_from,
         unseen_at_most_bytes: if interval == 1 { 0.0 } else { size_seen_with(0.975, interval) },
@@ -96,18 +109,31 @@ pub fn row(workload: &Workload, costs: Costs, interval: u64) -> PlanRow {
     }
 }
 
-/// The smallest sampling interval whose samples cost at most 1 % of what the probes cost and, with `budget_cpus`, at
-/// which probes and samples fit that budget.
-pub fn automatic(workload: &Workload, costs: Costs, budget_cpus: Option<f64>) -> Automatic {
-    let probes = calls_per_second(workload) * costs.probe_ns / 1e9;
-    for exponent in 0..=LARGEST_INTERVAL.ilog2() {
-        let interval = 1 << exponent;
-        let samples = samples_per_second(workload, interval) * costs.sample_ns / 1e9;
-        if samples <= SAMPLES_PER_PROBES * probes && budget_cpus.is_none_or(|budget| probes + samples <= budget) {
-            return Automatic { interval, fits: true };
-        }
-    }
-    Automatic { interval: LARGEST_INTERVAL, fits: budget_cpus.is_none_or(|budget| probes <= budget) }
+/// The smallest sampling interval whose samples cost at most 1 % of what the probes cost and with which, if there is a
+/// `budget` (a share of the processes' CPU time), probes and samples fit it. If most calls are counted inside the
+/// processes, samples are what costs: they may take 1 % of the CPU time of the processes' own work, or [`AIM`] of the
+/// budget if that is less.
+///
+/// `None` if this depends on the CPU time of the processes, and that is unknown.
+pub fn automatic(workload: &Workload, costs: Costs, budget: Option<f64>) -> Option<Automatic> {
+    let most_cpus = if workload.inline_share > 0.5 {
+        budget.map_or(SAMPLES_PER_WORK, |budget| SAMPLES_PER_WORK.min(AIM * budget)) * workload.work_cpus?
+    } else {
+        let probes = probe_cpus(workload, costs);
+        let left = match budget {
+            // A share s of all CPU time is s/(1 − s) of the time for the processes' own work.
+            Some(budget) => budget / (1.0 - budget).max(1e-9) * workload.work_cpus? - probes,
+            None => f64::INFINITY,
+        };
+        left.min(SAMPLES_PER_PROBES * probes)
+    };
+    let fits = |interval: &u64| samples_per_second(workload, *interval) * costs.sample_ns / 1e9 <= most_cpus;
+    let found = (0..=LARGEST_INTERVAL.ilog2()).map(|exponent| 1_u64 << exponent).find(fits);
+    Some(Automatic { interval: found.unwrap_or(LARGEST_INTERVAL), fits: found.is_some() })
+}
+
+fn probe_cpus(workload: &Workload, costs: Costs) -> f64 {
+    calls_per_second(workload) * (1.0 - workload.inline_share) * costs.probe_ns / 1e9
 }
 
 fn calls_per_second(workload: &Workload) -> f64 {
@@ -220,10 +246,11 @@ mod tests {
             classes: vec![class(64.0, 1e6, 10.0), class(4_096.0, 1e4, 500.0), class(1e6, 10.0, 5.0)],
             sites: vec![64e6, 40e6, 9e6, 1e6, 1e3],
             seconds: 10.0,
+            ..Workload::default()
         }
     }
 
-    const COSTS: Costs = Costs { probe_ns: 1_000.0, sample_ns: 3_000.0 };
+    const COSTS: Costs = Costs { probe_ns: 1_000.0, inline_ns: 2.0, sample_ns: 3_000.0 };
 
     #[test]
     fn larger_intervals_see_and_cost_less() {
@@ -245,16 +272,35 @@ mod tests {
 
     #[test]
     fn automatic_is_the_smallest_that_fits() {
-        let found = automatic(&workload(), COSTS, None);
+        let found = automatic(&workload(), COSTS, None).expect("the probes decide");
         assert!(found.fits);
         let cost = |interval| samples_per_second(&workload(), interval) * COSTS.sample_ns;
         let probes = 1_010_010.0 * COSTS.probe_ns;
         assert!(cost(found.interval) <= 0.01 * probes && cost(found.interval / 2) > 0.01 * probes);
-        // The probes alone exceed this budget.
-        assert_eq!(automatic(&workload(), COSTS, Some(0.5)), Automatic { interval: LARGEST_INTERVAL, fits: false });
-        assert!(automatic(&workload(), COSTS, Some(1.012)).interval > found.interval);
+        // Of two CPUs, the probes leave one to the programs. Alone they exceed a third.
+        let busy = Workload { work_cpus: Some(1.0), ..workload() };
+        let largest = Automatic { interval: LARGEST_INTERVAL, fits: false };
+        assert_eq!(automatic(&busy, COSTS, Some(0.33)), Some(largest));
+        let tight = automatic(&busy, COSTS, Some(0.503)).expect("the work is known");
+        assert!(tight.fits && tight.interval > found.interval, "{tight:?}");
+        assert_eq!(automatic(&workload(), COSTS, Some(0.33)), None, "the share of what?");
         // Nothing is allocated, so every interval fits.
-        assert_eq!(automatic(&Workload::default(), COSTS, None), Automatic { interval: 1, fits: true });
+        assert_eq!(automatic(&Workload::default(), COSTS, None), Some(Automatic { interval: 1, fits: true }));
+    }
+
+    #[test]
+    fn where_calls_are_counted_inside_samples_may_take_a_hundredth_of_the_work() {
+        let inside = |work_cpus| Workload { inline_share: 0.9, work_cpus, ..workload() };
+        let cost = |interval| samples_per_second(&workload(), interval) * COSTS.sample_ns / 1e9;
+        let found = automatic(&inside(Some(0.5)), COSTS, None).expect("the work is known");
+        assert!(found.fits && cost(found.interval) <= 0.005 && cost(found.interval / 2) > 0.005, "{found:?}");
+        let tight = automatic(&inside(Some(0.5)), COSTS, Some(0.001)).expect("the work is known");
+        assert!(cost(tight.interval) <= 0.000_45 && cost(tight.interval / 2) > 0.000_45, "{tight:?}");
+        assert_eq!(automatic(&inside(Some(0.5)), COSTS, Some(0.5)), Some(found), "a budget that is no limit");
+        assert_eq!(automatic(&inside(None), COSTS, None), None);
+        let costs = row(&inside(None), COSTS, 4_096);
+        assert!((costs.probe_cpus - 0.101_001).abs() < 1e-9, "{costs:?}");
+        assert!((costs.inline_cpus - 0.9 * 1_010_010.0 * 2e-9).abs() < 1e-12, "{costs:?}");
     }
 
     #[test]

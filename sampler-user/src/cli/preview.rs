@@ -13,6 +13,7 @@ use heapbpf_profile::read;
 use heapbpf_profile::report::subject;
 use heapbpf_profile::units;
 use heapbpf_profile::workload::workload;
+use heapbpf_record::cost::budget::ProbeCosts;
 use heapbpf_record::cost::measure;
 use heapbpf_record::output::{self, OutputError};
 use heapbpf_record::progress_line::during;
@@ -20,6 +21,7 @@ use heapbpf_record::terminal;
 use heapbpf_statistics::plan::{ClassPlan, Costs};
 
 use super::args::{Cli, PlanArgs};
+use super::choices::HookArg;
 use super::compare::print;
 use super::error::PlanError;
 use super::pictures::Picture;
@@ -27,13 +29,12 @@ use super::plan;
 use super::profiles;
 use super::values::Interval;
 use crate::run;
-use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
+use crate::view::plan::{CostsFrom, Preview, PreviewOptions, Priced, text};
 
-/// CPU time of the probes on an allocation and its free, in ns, measured on heapbpf's development machine (AMD EPYC,
+/// CPU time of the probes on an allocation and its free, and that a sample adds, measured on heapbpf's development
+/// machine (AMD EPYC, virtual); and that of inline hooks on the two calls, measured on another one (Intel Xeon,
 /// virtual).
-const ELSEWHERE_PROBE_NS: f64 = 1_050.0;
-/// CPU time that a sample adds on that machine, in ns.
-const ELSEWHERE_SAMPLE_NS: f64 = 2_000.0;
+const ELSEWHERE: Costs = Costs { probe_ns: 1_050.0, inline_ns: 1.0, sample_ns: 2_000.0 };
 /// Sampling interval R of the short recording, in bytes. It is small because the recording is short.
 const LOOK_INTERVAL: u64 = 64 << 10;
 
@@ -45,6 +46,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
         return Err(PlanError::Usage("plan -i: the interval to compare with must be from 1 to 64MiB".into()).into());
     };
+    if args.hook == HookArg::Usdt {
+        return Err(PlanError::Usage("plan --hook usdt: processes choose their interval themselves".into()).into());
+    }
     let picture = args.plot.as_deref().map(|path| Picture::new(path, None, args.force)).transpose()?;
     let profile = match &args.profile {
         Some(path) if is_untargeted(args) => profiles::open(path)?,
@@ -54,16 +58,16 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
             during(move || format!("recording for {time} to see what is allocated"), || look(args))?
         }
     };
-    let (costs, costs_from) = during(|| "measuring what probes cost on this machine".into(), || costs(args));
-    let workload = workload(&profile);
+    let priced = during(|| "measuring what hooks cost on this machine".into(), || priced(args));
+    let workload = workload(&profile, priced.hooks_inline);
     let classes = ClassPlan::best(&workload, interval, heapbpf_record::sampling::size_classes::first_size_like);
     if let Some(path) = &args.classes {
         write_classes(path, args.force, &classes)?;
     }
     if let Some(picture) = &picture {
-        picture.write(&heapbpf_plots::plan(&subject(&profile), &workload, costs))?;
+        picture.write(&heapbpf_plots::plan(&subject(&profile), &workload, priced.costs))?;
     }
-    let preview = Preview::new(&profile, &workload, costs, costs_from, &classes);
+    let preview = Preview::new(&profile, &workload, priced, &classes);
     print(&if args.json {
         pretty_json(&preview).context("cannot write the plan as JSON")?
     } else {
@@ -72,28 +76,37 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Returns the cost of probes: the given values, or those measured on this machine, or those of the development
-/// machine.
-fn costs(args: &PlanArgs) -> (Costs, CostsFrom) {
-    if let (Some(probe_ns), Some(sample_ns)) = (args.probe_ns, args.sample_ns) {
-        return (Costs { probe_ns, sample_ns }, CostsFrom::User);
-    }
-    let measured = object::object().context("built without the BPF programs").and_then(|object| {
-        let measured = measure::known_or_measured(object, None)?.costs;
-        Ok(Costs { probe_ns: measured.allocation_ns + measured.free_ns, sample_ns: measured.sample_ns })
-    });
-    let (costs, from) = measured.map_or_else(
-        |error| {
-            log::info!("cannot measure what probes cost: {error:#}");
-            (Costs { probe_ns: ELSEWHERE_PROBE_NS, sample_ns: ELSEWHERE_SAMPLE_NS }, CostsFrom::Elsewhere)
-        },
-        |costs| (costs, CostsFrom::Machine),
-    );
-    let given = Costs {
+/// Returns what hooks and samples cost: the given values, or those measured on this machine, or those of others. The
+/// user who plans need not be the one who records, so inline hooks count as possible wherever the machine allows them.
+fn priced(args: &PlanArgs) -> Priced {
+    let hooks_inline = args.hook != HookArg::Probe && cfg!(target_arch = "x86_64");
+    let given = |costs: Costs| Costs {
         probe_ns: args.probe_ns.unwrap_or(costs.probe_ns),
+        inline_ns: args.inline_ns.unwrap_or(costs.inline_ns),
         sample_ns: args.sample_ns.unwrap_or(costs.sample_ns),
     };
-    (given, from)
+    let of = |costs, from| Priced { costs: given(costs), from, inline_is_bound: false, hooks_inline };
+    let are_all_given = [args.probe_ns, args.sample_ns].iter().all(Option::is_some);
+    if are_all_given && (args.inline_ns.is_some() || !hooks_inline) {
+        return of(ELSEWHERE, CostsFrom::User);
+    }
+    let measured = object::object()
+        .context("built without the BPF programs")
+        .and_then(|object| measure::known_or_measured(object, None));
+    match measured {
+        Ok(measured) => {
+            let ProbeCosts { allocation_ns, free_ns, sample_ns } = measured.costs.in_programs();
+            let inline_ns = measured.inline_pair_ns.unwrap_or(ELSEWHERE.inline_ns);
+            let costs = Costs { probe_ns: allocation_ns + free_ns, inline_ns, sample_ns };
+            let is_measured = args.inline_ns.or(measured.inline_pair_ns).is_some() || !hooks_inline;
+            let inline_is_bound = measured.inline_is_bound && args.inline_ns.is_none();
+            Priced { inline_is_bound, ..of(costs, if is_measured { CostsFrom::Machine } else { CostsFrom::Partly }) }
+        }
+        Err(error) => {
+            log::info!("cannot measure what hooks cost: {error:#}");
+            of(ELSEWHERE, CostsFrom::Elsewhere)
+        }
+    }
 }
 
 fn is_untargeted(args: &PlanArgs) -> bool {
@@ -122,6 +135,7 @@ fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     let mut options = Cli::parse_from(["heapbpf"]).record;
     options.target = args.target.clone();
     options.sampling.interval = Interval::Size(LOOK_INTERVAL);
+    options.limits.hook = args.hook;
     options.duration = Some(args.duration);
     options.display.quiet = true;
     options.stacks.no_symbolize = true;

@@ -130,7 +130,7 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     row(&format!("a free of a block that is not tracked ({})", costs.free_kind), costs.costs.free_ns);
     if let Some(ns) = costs.inline_pair_ns {
         table.row(vec![
-            "a pair of both that is not sampled, with --hook inline".to_owned(),
+            "a pair of both that is not sampled, with inline hooks".to_owned(),
             inline_ns(ns, costs.inline_is_bound),
         ]);
     }
@@ -151,7 +151,7 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
 }
 
 /// Formats what inline hooks add to a pair. `is_bound`: the cost is below this figure and too small to measure.
-fn inline_ns(ns: f64, is_bound: bool) -> String {
+pub(super) fn inline_ns(ns: f64, is_bound: bool) -> String {
     format!("{}{ns:.1}", if is_bound { "under " } else { "" })
 }
 
@@ -376,7 +376,7 @@ mod tests {
             "Process 12 (ser\\u{1b}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
-            "a pair of both that is not sampled, with --hook inline   1.3\n",
+            "a pair of both that is not sampled, with inline hooks   1.3\n",
             "  inline      14 functions in libc.so.6 would be hooked inline: 24.0 KiB of code\n              are replaced; malloc \
              and free take 1.3 ns more, with probes 9551\n              ns\n",
             "  inline      x.so would use probes, not inline hooks: it is traced\n",

@@ -1,15 +1,19 @@
 //! What a recording does by default, and to which processes: active processes are hooked, idle ones and bystanders are
 //! left alone.
 
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use heapbpf_tests::checks;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::is_hooked;
+use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, hooked_processes, is_hooked};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::{Target, cpu_time, until};
+use heapbpf_tests::target::{Lines, Target, cpu_time, until};
 
 /// A script that allocates all the time.
 const BUSY: &str = "while True: x = [bytearray(5000) for _ in range(2000)]";
@@ -18,6 +22,53 @@ const SAME: &str = "import hashlib, mmap, sys
 f = open(sys.argv[1], 'rb')
 m = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 sys.exit(hashlib.sha256(m).digest() != hashlib.sha256(f.read()).digest())";
+
+/// A script that allocates for 0.2 s of CPU time for each line.
+const AT_TIMES: &str = "import sys, time
+for line in sys.stdin:
+    end = time.process_time() + 0.2
+    while time.process_time() < end: x = [bytearray(5000) for _ in range(200)]
+    print('done', flush=True)";
+
+/// A process that is active when it is told to be. Killed when dropped.
+struct Worker {
+    child: Child,
+    lines: Lines,
+}
+
+impl Worker {
+    fn start() -> Self {
+        let mut command = Command::new("/usr/bin/python3");
+        command.args(["-c", AT_TIMES]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("Python runs");
+        let lines = Lines::of(child.stdout.take().expect("piped"));
+        Self { child, lines }
+    }
+
+    fn work(&mut self) {
+        self.child.stdin.as_mut().expect("piped").write_all(b"go\n").expect("it runs");
+        assert_eq!(self.lines.next().as_deref(), Some("done"));
+    }
+
+    fn is_hooked(&self) -> bool {
+        is_hooked(self.child.id())
+    }
+
+    /// Works until it is hooked.
+    fn work_until_hooked(&mut self) {
+        until("that an active process is hooked", || {
+            self.work();
+            self.is_hooked()
+        });
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
 
 /// A process that is killed when dropped.
 struct Busy(Child);
@@ -68,6 +119,67 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     let told = |note: &String| note.contains("of the targets' CPU time was counted");
     assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
     until("it is let go", || !is_hooked(pid));
+}
+
+/// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
+/// seconds, it is let go when another one is busy, and hooked again when it is active itself.
+#[test]
+fn idle_processes_make_room_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_make_room_for_busy_ones") else { return };
+    let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsString::from);
+    let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
+    let mut workers: Vec<Worker> = (0..10).map(|_| Worker::start()).collect();
+    let recording = Recorder::new().flag("--all").interval(64 << 10).through(&words).start();
+    workers.iter_mut().for_each(Worker::work);
+    until("all places are taken", || hooked_processes().len() >= 8);
+    let had: Vec<u32> = workers.iter().filter(|worker| worker.is_hooked()).map(|worker| worker.child.id()).collect();
+    let waiting = workers.iter_mut().find(|worker| !had.contains(&worker.child.id())).expect("there are ten");
+    waiting.work_until_hooked();
+    // Other processes of this host may have places, too.
+    let gone = workers.iter_mut().find(|worker| had.contains(&worker.child.id()) && !worker.is_hooked());
+    let gone = gone.map(|gone| {
+        gone.work_until_hooked();
+        gone.work();
+        gone.child.id()
+    });
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    let told = |note: &String| note.contains("an idle process was let go so that a busy one could be counted");
+    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    let Some(pid) = gone else { return println!("another process of this host was let go") };
+    let process = profile.process(pid);
+    assert_eq!(process.hook.as_deref(), Some("inline"), "{process:?}");
+    assert!(process.coverage < 1.0 && process.inuse_since.is_some(), "{process:?}");
+    let allocated = &process.figures.alloc_bytes;
+    assert!(checks::z(allocated).abs() < 5.0, "its counts and its samples are of the same calls: {allocated:?}");
+}
+
+/// With the whole host as its targets, too, a recording ends all inline hooks when a process dies of them.
+#[test]
+fn a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them() {
+    let Some(_turn) = turn("a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them") else { return };
+    let state = tempfile::tempdir().expect("a temporary folder");
+    let (mut victim, other) = (Busy::start(), Busy::start());
+    let (pid, other_pid) = (victim.0.id(), other.0.id());
+    let recorder = Recorder::new().flag("--all").interval(512 << 10);
+    let recording = recorder.variable("STATE_DIRECTORY", state.path().as_os_str()).start();
+    until("both are hooked", || is_hooked(pid) && is_hooked(other_pid));
+    goes_on_at(pid, &Place::at(base(pid) + BLOB_CODE));
+    let status = victim.0.wait().expect("our own child");
+    assert_eq!(status.signal(), Some(libc::SIGSEGV), "it dies as it should");
+    let line = format!("process {pid} (python3) died of SIGSEGV in the code of inline hooks");
+    let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
+    assert!(warning.as_ref().is_some_and(|said| said.contains(&line)), "{warning:?}");
+    assert!(!is_hooked(other_pid), "nobody has hooks any more");
+    let used = cpu_time(other_pid);
+    until("the other one goes on", || cpu_time(other_pid) > used + Duration::from_millis(50));
+    assert!(!is_hooked(other_pid), "nobody is hooked any more");
+    let (profile, _) = recording.stop().results();
+    assert!(profile.notes.iter().any(|note| note.contains(&line)), "{:?}", profile.notes);
+    let share = profile.process(other_pid).cpu_coverage;
+    assert!(share.is_some_and(|share| share > 0.0 && share < 1.0), "{share:?}");
+    let remembered = std::fs::read_to_string(state.path().join("never-inline")).expect("the program is remembered");
+    assert_eq!(remembered.lines().count(), 1, "{remembered}");
 }
 
 /// The CPU time of a process that is not a target, and that ends, is in no share.

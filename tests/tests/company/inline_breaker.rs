@@ -9,77 +9,30 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::inline::{is_hooked, mapped, maps};
+use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, is_hooked, mapped, maps};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// Offsets of the code that all hooked functions share and of the first stub, and the size of a stub's space.
-const CODE: u64 = 0x3000;
+/// Offset of the first stub in the blob, and the size of a stub's space.
 const STUBS: u64 = 0x5000;
 const STUB_BYTES: u64 = 0x180;
 /// A breakpoint instruction.
 const INT3: u8 = 0xcc;
+/// An instruction that is undefined, and one that writes to the stack.
+const UD2: &[u8] = &[0x0f, 0x0b];
+const PUSH_RAX: &[u8] = &[0x50];
+/// An address that no process has: the stack pointer for a SIGBUS.
+const NOWHERE: u64 = 1 << 63;
 /// Number of calls of a program.
 const CALLS: u64 = 20000;
-
-/// Where a debugger makes a thread continue, and with which registers.
-struct Place {
-    ip: u64,
-    /// The first argument. If there is none, all registers are useless.
-    argument: Option<u64>,
-    /// A signal to send to the thread there.
-    sent: i32,
-}
-
-impl Place {
-    const fn at(ip: u64) -> Self {
-        Self { ip, argument: None, sent: 0 }
-    }
-}
-
-/// Makes the first thread of a waiting process continue elsewhere, as a debugger would, and detaches.
-fn goes_on_at(pid: u32, place: &Place) {
-    let pid = pid.cast_signed();
-    let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their
-    // type.
-    unsafe {
-        assert_eq!(libc::ptrace(libc::PTRACE_ATTACH, pid, none, none), 0, "it can be traced");
-        assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL), pid, "it stops");
-        let mut registers: libc::user_regs_struct = std::mem::zeroed();
-        assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, pid, none, &raw mut registers), 0);
-        if let Some(argument) = place.argument {
-            // Set up the stack as at a call.
-            registers.rsp = ((registers.rsp - 1024) & !15) - 8;
-            registers.rdi = if argument == u64::MAX { registers.rsp } else { argument };
-        } else {
-            let before = registers;
-            registers = std::mem::zeroed();
-            (registers.cs, registers.ss, registers.eflags) = (before.cs, before.ss, before.eflags);
-            (registers.fs_base, registers.gs_base) = (before.fs_base, before.gs_base);
-        }
-        // It is no longer in a system call.
-        (registers.rip, registers.orig_rax) = (place.ip, u64::MAX);
-        assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, none, &raw mut registers), 0);
-        assert_eq!(libc::kill(pid, place.sent), 0);
-        assert_eq!(libc::ptrace(libc::PTRACE_DETACH, pid, none, none), 0);
-    }
-}
 
 /// Start, end and file offset of a mapping.
 fn numbers(line: &str) -> [u64; 3] {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next().and_then(|range| range.split_once('-')).expect("a mapping");
     [start, end, fields.nth(1).expect("an offset")].map(|it| u64::from_str_radix(it, 16).expect("a number"))
-}
-
-/// Address of the blob in a process: its code is the first mapping with this name.
-fn base(pid: u32) -> u64 {
-    let name = mapped(pid).first().and_then(|line| line.split("/memfd:heapbpf-inline-").nth(1).map(str::to_owned));
-    let base = name.and_then(|name| u64::from_str_radix(name.split('-').next()?, 16).ok());
-    base.expect("it is mapped")
 }
 
 /// Address of the start of the C library's file in a process, and its path.
@@ -201,16 +154,20 @@ impl Case {
     }
 }
 
-fn start(state: &Path, pids: &[u32]) -> Recording {
+fn recorder(state: &Path, pids: &[u32]) -> Recorder {
     let recorder = pids.iter().fold(Recorder::new().interval(4096), |recorder, pid| recorder.pid(*pid));
-    recorder.option("--hook", "inline").flag("--no-follow").variable("STATE_DIRECTORY", OsStr::new(state)).start()
+    recorder.option("--hook", "inline").variable("STATE_DIRECTORY", OsStr::new(state))
+}
+
+fn start(state: &Path, pids: &[u32]) -> Recording {
+    recorder(state, pids).flag("--no-follow").start()
 }
 
 #[test]
 fn a_fault_in_code_of_ours_ends_all_inline_hooks() {
     let Some(_turn) = turn("a_fault_in_code_of_ours_ends_all_inline_hooks") else { return };
     let case = Case::begin();
-    let ip = base(case.victim.pid()) + CODE;
+    let ip = base(case.victim.pid()) + BLOB_CODE;
     case.trips(&Place::at(ip), libc::SIGSEGV, "SIGSEGV in the code of inline hooks (offset 0x3");
 }
 
@@ -233,11 +190,64 @@ fn a_breakpoint_in_a_replaced_page_ends_all_inline_hooks() {
 }
 
 #[test]
+fn an_undefined_instruction_in_code_of_ours_ends_all_inline_hooks() {
+    let Some(_turn) = turn("an_undefined_instruction_in_code_of_ours_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let place = Place { code: UD2, ..Place::at(base(case.victim.pid()) + BLOB_CODE) };
+    case.trips(&place, libc::SIGILL, "SIGILL in the code of inline hooks (offset 0x3000)");
+}
+
+#[test]
+fn an_undefined_instruction_in_a_replaced_page_ends_all_inline_hooks() {
+    let Some(_turn) = turn("an_undefined_instruction_in_a_replaced_page_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let pid = case.victim.pid();
+    let place = Place { code: UD2, ..Place::at(in_process(pid, libc::malloc as *const () as u64)) };
+    let told = format!("SIGILL in a page of {} that inline hooks had replaced (offset ", libc_of(pid).1);
+    case.trips(&place, libc::SIGILL, &told);
+}
+
+#[test]
+fn a_bus_error_in_code_of_ours_ends_all_inline_hooks() {
+    let Some(_turn) = turn("a_bus_error_in_code_of_ours_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let ip = base(case.victim.pid()) + BLOB_CODE;
+    let place = Place { code: PUSH_RAX, stack: Some(NOWHERE), ..Place::at(ip) };
+    case.trips(&place, libc::SIGBUS, "SIGBUS in the code of inline hooks (offset 0x3000)");
+}
+
+/// A child has its parent's hooks, and they were made in the parent.
+#[test]
+fn a_forked_child_that_dies_of_its_hooks_ends_all_of_them() {
+    let Some(_turn) = turn("a_forked_child_that_dies_of_its_hooks_ends_all_of_them") else { return };
+    let state = tempfile::tempdir().expect("a temporary folder");
+    let mut parent = Target::start(&program("brood"), ["master", "1", "50"]);
+    let mut bystander = Target::start(&program("pairs"), [CALLS.to_string()]);
+    let both = [parent.pid(), bystander.pid()];
+    let recording = recorder(state.path(), &both).start();
+    assert!(both.iter().all(|pid| is_hooked(*pid)), "{}", recording.said());
+    parent.go();
+    parent.step();
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it runs");
+    let child: u32 = children.trim().parse().expect("one child");
+    assert!(is_hooked(child), "it has the hooks of its parent");
+    goes_on_at(child, &Place::at(base(child) + BLOB_CODE));
+    let line = format!("process {child} (brood) died of SIGSEGV in the code of inline hooks");
+    let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
+    let is_told = |said: &String| said.contains(&line) && said.contains("2 others are no longer counted");
+    assert!(warning.as_ref().is_some_and(is_told), "{warning:?}");
+    assert!(both.iter().all(|pid| !is_hooked(*pid)), "nobody has hooks any more");
+    assert_eq!(bystander.run().allocs(), CALLS);
+    let (profile, _) = recording.stop().results();
+    assert!(profile.notes.iter().any(is_told), "{:?}", profile.notes);
+}
+
+#[test]
 fn a_program_that_corrupts_its_heap_ends_itself_alone() {
     let Some(_turn) = turn("a_program_that_corrupts_its_heap_ends_itself_alone") else { return };
     let free = libc::free as *const () as u64;
     for (argument, signal) in [(16, libc::SIGSEGV), (u64::MAX, libc::SIGABRT)] {
-        let dies = |pid| goes_on_at(pid, &Place { ip: in_process(pid, free), argument: Some(argument), sent: 0 });
+        let dies = |pid| goes_on_at(pid, &Place { argument: Some(argument), ..Place::at(in_process(pid, free)) });
         Case::begin().does_not_trip(dies, signal);
     }
 }
@@ -245,6 +255,6 @@ fn a_program_that_corrupts_its_heap_ends_itself_alone() {
 #[test]
 fn a_signal_that_somebody_sends_is_no_fault_of_hooks() {
     let Some(_turn) = turn("a_signal_that_somebody_sends_is_no_fault_of_hooks") else { return };
-    let dies = |pid| goes_on_at(pid, &Place { sent: libc::SIGSEGV, ..Place::at(base(pid) + CODE) });
+    let dies = |pid| goes_on_at(pid, &Place { sent: libc::SIGSEGV, ..Place::at(base(pid) + BLOB_CODE) });
     Case::begin().does_not_trip(dies, libc::SIGSEGV);
 }

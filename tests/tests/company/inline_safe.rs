@@ -162,7 +162,7 @@ fn what_is_sealed_stays_and_does_not_count() {
     assert!(target.end().success());
 }
 
-/// If the user asked for probes and they are expensive, one line says what inline hooks would take.
+/// If the user asked for probes and they slow the target down, the line that says so has what inline hooks would take.
 #[test]
 fn what_inline_hooks_would_cost_is_said_once() {
     let case = "what_inline_hooks_would_cost_is_said_once";
@@ -173,17 +173,18 @@ fn what_inline_hooks_would_cost_is_said_once() {
     // The line needs measured costs, which may be there already. On a busy machine measuring may fail.
     let are_known = |options: &[&str]| doctor(options).1["costs"]["inline_pair_ns"].is_number();
     assert!(are_known(&[]) || (0..5).any(|_| are_known(&["--measure"])), "what inline hooks cost can be measured");
-    let library = heapbpf_tests::program::library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
-    let mut target = Target::start(&program("unharmed"), [&library]);
-    // The line needs a budget: without one, heapbpf does not sum up what probes take.
-    let recorder = Recorder::of(target.pid(), 512 << 10).flag("--no-follow").option("--max-overhead", "25%");
-    let (profile, stats) = recorder.option("--hook", "probe").option("--duration", "3").start().ends().results();
-    let is_told = |note: &&String| note.contains("of unharmed; --hook inline would take ");
+    // After the first step, it does nothing but call malloc and free for three seconds.
+    let mut target = Target::start(&program("calming"), ["1", "100", "3000", "0"]);
+    let recording = Recorder::of(target.pid(), 512 << 10).flag("--no-follow").option("--hook", "probe").start();
+    target.go();
+    target.step();
+    target.go();
+    target.step();
+    target.run();
+    let (profile, stats) = recording.stop().results();
+    let is_told = |note: &&String| note.contains("; without --hook probe, inline hooks would take ");
     let told: Vec<_> = profile.notes.iter().filter(is_told).collect();
     assert_eq!(told.len(), 1, "{:?} {stats:?}", profile.notes);
-    assert!(told[0].starts_with("probes take "), "{told:?}");
+    assert!(told[0].contains("slower: probes take "), "{told:?}");
     assert_eq!(stats.hooks[0].hook, "probe");
-    target.go();
-    assert!(target.line().starts_with("OK "));
-    assert!(target.end().success());
 }

@@ -91,7 +91,8 @@ fn recordings_are_drawn() {
         assert!(width == 1800 && height > 1000, "{width} × {height}");
         assert!(plot == "overhead" || text.contains("site_0"), "{text}");
     }
-    said(folder, &["plan", "x.json", "--probe-ns", "1000", "--sample-ns", "2000", "--plot", "plan.png"]);
+    let costs = ["--probe-ns", "1000", "--inline-ns", "2", "--sample-ns", "2000"];
+    said(folder, &[&["plan", "x.json", "--plot", "plan.png"][..], &costs].concat());
     assert_eq!(size(&folder.join("plan.png")).0, 1800);
     let shown = said(folder, &["report", "x.json", "--plot", "survival", "--format", "svg"]);
     assert!(shown.starts_with("<svg"), "{shown}");

@@ -18,7 +18,7 @@ use super::closing::Closing;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
+use super::removal::{leads_to_ours, take_out, take_out_at, take_out_now};
 use super::sampling::SetBound;
 use crate::files::FileKey;
 
@@ -84,7 +84,10 @@ struct Process {
     /// Its memory, if it can be read. `None` after its end, or if it runs in another process's memory.
     memory: Option<File>,
     memory_of: ProcessKey,
-    hooked: ProcessKey,
+    /// The process whose hooks it has: itself or an ancestor. `None` if its hooks were removed for a while.
+    hooked: Option<ProcessKey>,
+    /// Its counts from before that.
+    before: Counts,
     /// Its counts as of the last two reads.
     counts: [Counts; 2],
     /// For each read, whether it had left its memory by then. If so, the counts are final.
@@ -124,7 +127,8 @@ impl Process {
             bases: bases(entry),
             memory: own.then(|| memory::open(process.tgid).ok()).flatten(),
             memory_of: entry.memory_of,
-            hooked: entry.hooked,
+            hooked: Some(entry.hooked),
+            before: Counts::default(),
             counts: [Counts::default(); 2],
             had_left: [false; 2],
             unread_since: None,
@@ -143,8 +147,22 @@ impl Process {
     fn now(&self) -> Option<Counts> {
         let memory = self.memory.as_ref()?;
         let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
-        let now = counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)));
+        let now = counts.try_fold(self.before, |sum, counts| Some(figures::plus(&sum, &counts?)));
         now.filter(|now| now.threads >= self.counts[1].threads)
+    }
+
+    /// Keeps its counts as they are: its hooks are removed.
+    fn loses_hooks(&mut self) {
+        self.note_cpu_time(None);
+        (self.memory, self.counts[0], self.had_left) = (None, self.counts[1], [true; 2]);
+    }
+
+    /// Lets its counts go on, if it has no hooks: it is hooked again.
+    fn has_hooks_again(&mut self, process: ProcessKey) {
+        if self.hooked.is_none() {
+            (self.hooked, self.memory, self.before) = (Some(process), memory::open(process.tgid).ok(), self.counts[1]);
+            (self.had_left, self.unread_since) = ([false; 2], None);
+        }
     }
 
     /// Whether it has left its memory by an exit or an exec.
@@ -172,7 +190,7 @@ impl Process {
         if self.is_distrusted {
             return true;
         }
-        let last = Counts::from(&entry.counts);
+        let last = figures::plus(&self.before, &Counts::from(&entry.counts));
         // In a child, pages that it never touched are missing. Bytes cannot be compared, because a failed call takes
         // back what it requested.
         let is_complete = last.calls >= self.counts[1].calls;
@@ -261,6 +279,7 @@ impl Counted {
     pub(super) fn add(&mut self, process: ProcessKey, linked: Linked) {
         if let Some(entry) = self.map.get(process) {
             let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
+            known.has_hooks_again(process);
             known.bases = bases(&entry);
         }
         self.linked.entry(process).or_default().push(linked);
@@ -274,6 +293,11 @@ impl Counted {
     /// Whether this process generation is still running with its hooks.
     pub(super) fn runs(&self, process: ProcessKey) -> bool {
         self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
+    }
+
+    /// Whether another process has the hooks that were made in this one.
+    pub(super) fn has_heirs(&self, process: ProcessKey) -> bool {
+        self.processes.iter().any(|(other, it)| *other != process && it.hooked == Some(process))
     }
 
     /// Whether a process began with inherited hooks. Reads the kernel's whole list.
@@ -354,12 +378,46 @@ impl Counted {
     /// again.
     fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
         let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
-        if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
-            for (key, ours) in self.made_in(entry.hooked).collect::<Vec<_>>() {
-                self.note_taken_from(process, key, ours);
-            }
-            self.map.remove(process);
+        if !has_them || take_out_at(process.tgid, &bases(entry)) {
+            self.has_lost_hooks(process, entry);
         }
+    }
+
+    /// Notes that hooks were removed from a process. It had to be listed up to now, so that its children are, too.
+    fn has_lost_hooks(&mut self, process: ProcessKey, entry: &InlineProcess) {
+        for (key, ours) in self.made_in(entry.hooked).collect::<Vec<_>>() {
+            self.note_taken_from(process, key, ours);
+        }
+        self.map.remove(process);
+    }
+
+    /// Removes the hooks from an idle process until it is hooked again, and keeps its counts. Returns whether that was
+    /// possible now.
+    pub(super) fn pause(&mut self, process: ProcessKey) -> bool {
+        let Some(entry) = self.map.get(process) else { return false };
+        let Some(known) = self.processes.get_mut(&process).filter(|known| !known.has_left()) else { return false };
+        if entry.memory_of != process || entry.state == inline_state::LEFT {
+            return false;
+        }
+        known.counts[1] = known.now().unwrap_or(known.counts[1]);
+        known.note_cpu_time(cpu_seconds_of(process.tgid));
+        if !take_out_at(process.tgid, &bases(&entry)) {
+            return false;
+        }
+        known.loses_hooks();
+        known.hooked = None;
+        self.has_lost_hooks(process, &entry);
+        // It may have forked in the meantime.
+        self.look();
+        // At once: if it is hooked again, the same code gets new links.
+        InlineLinks::close(self.take_unused(entry.hooked).into_iter().map(|linked| linked.links));
+        true
+    }
+
+    /// Returns what was linked for a process, if no process has its hooks any more.
+    fn take_unused(&mut self, hooked: ProcessKey) -> Vec<Linked> {
+        let is_used = self.processes.values().any(|other| other.hooked == Some(hooked));
+        if is_used { Vec::new() } else { self.linked.remove(&hooked).unwrap_or_default() }
     }
 
     /// Our code in a process that has the hooks which were made in `hooked`.
@@ -462,13 +520,11 @@ impl Counted {
     pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.map.remove(process);
         let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
-        if let Some(bound) = self.set_bound(it.hooked).filter(|_| kernel.set_full > 0) {
+        if let Some(bound) = self.set_bound(&it).filter(|_| kernel.set_full > 0) {
             *self.sets_full.entry(bound).or_default() += kernel.set_full;
         }
-        if !self.processes.values().any(|other| other.hooked == it.hooked) {
-            let linked = self.linked.remove(&it.hooked).into_iter().flatten();
-            linked.for_each(|linked| self.closing.close(linked.links));
-        }
+        let unused = it.hooked.map(|hooked| self.take_unused(hooked));
+        unused.into_iter().flatten().for_each(|linked| self.closing.close(linked.links));
         if it.memory_of != process && !it.counts_apart {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
                 owner.seen_of_others.add(Seen::of(kernel));
@@ -485,10 +541,10 @@ impl Counted {
         added
     }
 
-    /// What bounds the set of sampled blocks in a process that was hooked, and in its children. All of its allocators
-    /// have most likely the same bound.
-    fn set_bound(&self, hooked: ProcessKey) -> Option<SetBound> {
-        self.linked.get(&hooked)?.first().map(|linked| linked.set_bound)
+    /// What bounds the set of sampled blocks in a process; `None` without hooks. All of its allocators have most likely
+    /// the same bound.
+    fn set_bound(&self, it: &Process) -> Option<SetBound> {
+        self.linked.get(&it.hooked?)?.first().map(|linked| linked.set_bound)
     }
 
     /// Samples that did not fit into the set in their process, by what bounds the set. `counts`: of the processes that
@@ -496,8 +552,7 @@ impl Counted {
     pub(super) fn sets_full(&self, counts: &totals::Counts) -> BTreeMap<SetBound, u64> {
         let mut full = self.sets_full.clone();
         for (process, counters) in counts.processes.iter().filter(|(_, counters)| counters.set_full > 0) {
-            let hooked = self.processes.get(process).map(|it| it.hooked);
-            if let Some(bound) = hooked.and_then(|hooked| self.set_bound(hooked)) {
+            if let Some(bound) = self.processes.get(process).and_then(|it| self.set_bound(it)) {
                 *full.entry(bound).or_default() += counters.set_full;
             }
         }
@@ -530,10 +585,7 @@ impl Counted {
         entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
         let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
         let ours: Vec<_> = ours.collect();
-        for known in self.processes.values_mut().filter(|known| !known.has_left()) {
-            known.note_cpu_time(None);
-            (known.memory, known.counts[0], known.had_left) = (None, known.counts[1], [true; 2]);
-        }
+        self.processes.values_mut().filter(|known| !known.has_left()).for_each(Process::loses_hooks);
         self.take_all_out();
         ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
         entries.into_iter().map(|(process, _)| process).collect()
@@ -591,5 +643,23 @@ mod tests {
         assert_eq!((known.counts[1].bytes, known.counts[1].failed), (200, 1));
         entry.counts.calls = 2;
         assert!(!known.leave(&entry), "a part of it was not read");
+    }
+
+    #[test]
+    fn counts_of_a_process_that_is_hooked_again_go_on_where_they_were() {
+        let process = ProcessKey { tgid: u32::MAX, ..ProcessKey::default() };
+        let mut entry = InlineProcess { state: inline_state::LEFT, memory_of: process, ..InlineProcess::default() };
+        let mut known = Process::new(process, &entry);
+        let counts = |calls| Counts { calls, bytes: 100 * calls, threads: 1, ..Counts::default() };
+        known.counts = [counts(2), counts(3)];
+        known.loses_hooks();
+        known.hooked = None;
+        assert_eq!((known.counts, known.has_left()), ([counts(3); 2], true));
+        known.has_hooks_again(process);
+        assert!(!known.has_left() && known.hooked == Some(process));
+        // The new hooks count from zero.
+        (entry.counts.calls, entry.counts.bytes) = (4, 400);
+        assert!(known.leave(&entry));
+        assert_eq!((known.counts[1].calls, known.counts[1].bytes), (7, 700));
     }
 }

@@ -324,6 +324,21 @@ impl InlineHooks {
         self.counted.runs(process)
     }
 
+    /// Whether another process has the hooks that were made in this one.
+    pub fn has_heirs(&self, process: ProcessKey) -> bool {
+        self.counted.has_heirs(process)
+    }
+
+    /// Removes the hooks from an idle process, and keeps its counts, which go on if it is hooked again. Returns whether
+    /// that was possible now.
+    pub fn let_go(&mut self, process: ProcessKey) -> bool {
+        let is_paused = self.counted.pause(process);
+        if is_paused {
+            self.forget_decisions(process.tgid);
+        }
+        is_paused
+    }
+
     /// Looks for children with inherited hooks. Returns the PIDs of those found since the last call.
     pub fn look_for_heirs(&mut self) -> Vec<u32> {
         self.look();

@@ -147,12 +147,18 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
     Ok(target)
 }
 
-/// Removes inherited hooks at `bases` from a child of a hooked process, if that is possible now. Returns whether none
-/// of them is left.
-pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
-    let Ok(target) = Target::look(pid) else { return true };
-    let taken = take_out_found(&target, bases);
-    taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not removed yet: {error}")).is_ok()
+/// Removes our hooks at `bases`, although we use them, from one of the processes that have them, if that is possible
+/// now. Returns whether none of them is left.
+pub(super) fn take_out_at(pid: u32, bases: &[u64]) -> bool {
+    let tell = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
+    match Target::look(pid) {
+        Ok(target) => take_out_found(&target, bases).inspect_err(|error| tell(error)).is_ok(),
+        Err(why) => {
+            tell(&why);
+            // It may have exited, or run another program.
+            !leads_to_ours(pid)
+        }
+    }
 }
 
 /// Removes what is found in a process if it is abandoned or at `bases`.

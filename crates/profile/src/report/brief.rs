@@ -140,7 +140,7 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
 
 /// As many remarks as fit into `room` lines, and the number of remaining ones.
 fn told(context: &Context, room: usize) -> Vec<String> {
-    let all = remarks::all(context);
+    let all = remarks::with_refusals(context);
     let mark = context.paint(Style::Warning, "!");
     let mut lines = Vec::new();
     let mut told = 0;

@@ -17,15 +17,8 @@ const NAME: usize = 30;
 /// name.
 pub(super) fn section(context: &Context) -> Vec<String> {
     let profile = context.profile;
-    let (mut ways, mut reasons) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, (u64, Vec<&Process>)>::new());
-    for process in each(profile) {
-        *ways.entry(way(process)).or_default() += process.count();
-        if let Some(why) = &process.not_inline {
-            let (number, some) = reasons.entry(why).or_default();
-            *number += process.count();
-            some.extend((some.len() < MOST_NAMED).then_some(process));
-        }
-    }
+    let mut ways = BTreeMap::<&str, u64>::new();
+    each(profile).for_each(|process| *ways.entry(way(process)).or_default() += process.count());
     let is_one_inline = profile.number_of_processes() == 1 && profile.processes[0].hook == Some(Hook::Inline);
     if is_one_inline || profile.processes.iter().all(|process| process.hook.is_none()) {
         return Vec::new();
@@ -35,17 +28,32 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         most_first(ways, |number| *number).map(|(way, number)| format!("  {way}: {}", plural(number, "process"))),
     );
     let mark = context.paint(Style::Warning, "!");
-    let more = reasons.len().saturating_sub(MOST_REASONS);
-    for (why, (number, some)) in most_first(reasons, |reason| reason.0).take(MOST_REASONS) {
-        let were = if number == 1 { "was" } else { "were" };
-        let mut names: Vec<String> = some.iter().map(|process| clip(&process_name(process), NAME)).collect();
-        names.extend((number > names.len() as u64).then(|| "…".to_owned()));
-        let text = format!("{} {were} not hooked inline: {why} ({})", plural(number, "process"), names.join(", "));
+    let (refusals, more) = refusals(profile);
+    for text in refusals {
         let texts = wrap(&text, context.width - 4).into_iter().enumerate();
         lines.extend(texts.map(|(at, text)| format!("  {} {text}", if at == 0 { &*mark } else { " " })));
     }
     lines.extend((more > 0).then(|| format!("    and for {}", plural(more as u64, "more reason"))));
     lines
+}
+
+/// Why processes were not hooked inline, a line for each reason; and the number of further reasons.
+pub(super) fn refusals(profile: &Profile) -> (Vec<String>, usize) {
+    let mut reasons = BTreeMap::<&str, (u64, Vec<&Process>)>::new();
+    for process in each(profile) {
+        let Some(why) = &process.not_inline else { continue };
+        let (number, some) = reasons.entry(why).or_default();
+        *number += process.count();
+        some.extend((some.len() < MOST_NAMED).then_some(process));
+    }
+    let more = reasons.len().saturating_sub(MOST_REASONS);
+    let text = |(why, (number, some)): (&str, (u64, Vec<&Process>))| {
+        let were = if number == 1 { "was" } else { "were" };
+        let mut names: Vec<String> = some.iter().map(|process| clip(&process_name(process), NAME)).collect();
+        names.extend((number > names.len() as u64).then(|| "…".to_owned()));
+        format!("{} {were} not hooked inline: {why} ({})", plural(number, "process"), names.join(", "))
+    };
+    (most_first(reasons, |reason| reason.0).take(MOST_REASONS).map(text).collect(), more)
 }
 
 /// All processes, including those whose rows were merged.
@@ -120,9 +128,11 @@ mod tests {
     fn one_process_that_is_hooked_inline_needs_no_line() {
         let profile = testing::small();
         assert_eq!(lines(&profile.only_process(0)), [""; 0]);
-        assert!(
-            report(&profile.only_process(1), &ReportOptions::default()).contains("not hooked inline: it runs with")
-        );
+        for brief in [false, true] {
+            let text = report(&profile.only_process(1), &ReportOptions { brief, ..ReportOptions::default() });
+            let told = "! 1 process was not hooked inline: it runs with shadow stacks (worker \"x\" (4300))";
+            assert!(text.contains(told), "{text}");
+        }
         let mut unknown = testing::small();
         unknown.processes.iter_mut().for_each(|process| process.hook = None);
         assert_eq!(lines(&unknown), [""; 0]);

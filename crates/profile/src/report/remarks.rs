@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::processes::{Entry, entries};
-use super::{Context, plural};
+use super::{Context, hooking, plural};
 use crate::estimates::{NO_SAMPLES, TIME_WINDOWS};
 use crate::group::{GroupBy, process_name};
 use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED, UNSEEN, WEIGHTS_UNPROVEN};
@@ -50,6 +50,14 @@ pub(super) fn all(context: &Context) -> Vec<String> {
     let unnamed = crate::unnamed::modules(context.profile);
     remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
     remarks.extend(limited(context.profile.notes.clone()));
+    remarks
+}
+
+/// All remarks, and why processes were not hooked inline. The complete report has a section for the latter.
+pub(super) fn with_refusals(context: &Context) -> Vec<String> {
+    let mut remarks = all(context);
+    let first = usize::from(without_wanted(context).is_some()) + of_losses(context).count();
+    drop(remarks.splice(first..first, hooking::refusals(context.profile).0));
     remarks
 }
 

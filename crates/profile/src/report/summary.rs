@@ -121,12 +121,12 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     match profile.without_inuse() as u64 {
         0 => {}
         processes => {
-            let has_budget = profile.processes.iter().any(|it| it.inuse_unknown && !it.was_unseen());
+            let has_budget = profile.processes.iter().any(|it| it.inuse_unknown && may_be_of_budget(it));
             add(format!("memory in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
         }
     }
     if let Some((processes, _)) = profile.inuse_since() {
-        let has_budget = profile.processes.iter().any(|it| it.inuse_since.is_some() && !it.was_unseen());
+        let has_budget = profile.processes.iter().any(|it| it.inuse_since.is_some() && may_be_of_budget(it));
         add(format!("older blocks in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
     }
     let late: u64 = late(profile);
@@ -153,6 +153,11 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
 
 /// The option that helps if heapbpf left something out to keep the overhead budget.
 const BUDGET: &str = "--max-overhead";
+
+/// Whether a budget may be why frees of a process were not tracked. It never is for inline hooks.
+fn may_be_of_budget(process: &Process) -> bool {
+    !process.was_unseen() && process.hook != Some(Hook::Inline)
+}
 
 /// Number of processes that were hooked late.
 fn late(profile: &Profile) -> u64 {

@@ -97,7 +97,7 @@ impl Attaching {
     /// When tracking of a process's frees last resumed while it ran (CLOCK_MONOTONIC); `None` if they were always
     /// tracked.
     pub fn frees_tracked_since(&self, generation: &Generation) -> Option<u64> {
-        let since = self.targets.last_hidden_ns(generation.id.pid);
+        let since = self.targets.seen_again_ns(generation.id.pid);
         since.filter(|since| *since > generation.since_ns)
     }
 
@@ -117,6 +117,7 @@ impl Attaching {
             .iter()
             .map(|reason| format!("not counted: {reason}"))
             .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
+            .chain(self.members.let_go_remark())
             .chain(unseen)
             .chain(self.missed_remarks(seen))
             .chain(self.late_forks())

@@ -7,6 +7,7 @@ use heapbpf_attach::inline::crashes::{self, Crash};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_inline::fault::Place;
+use heapbpf_kernel::generations::threads;
 use sampler_ebpf::abi::{CrashRecord, ProcessKey};
 
 use super::probes::Attaching;
@@ -23,7 +24,7 @@ pub(super) struct Tripped {
 impl Attaching {
     /// Handles a process that died of a fault. If its inline hooks caused the fault, they are taken out of all
     /// processes, none is hooked from now on, and the program is remembered.
-    pub(crate) fn note_crash(&mut self, crash: &CrashRecord, host: &Host) {
+    pub(crate) fn note_crash(&mut self, crash: &CrashRecord, host: &mut Host) {
         let file = |key| self.hooks.files.get(key).and_then(|examined| examined.file.clone());
         let Some(blamed) = self.inline.as_ref().and_then(|inline| inline.blamed(crash, &file)) else { return };
         let pid = crash.process.tgid;
@@ -32,7 +33,7 @@ impl Attaching {
         let what = format!("{} {}", signal_name(crash.signal), self.place_of(&blamed));
         let died = format!("process {pid} ({comm}) died of {what}");
         match &mut self.tripped {
-            None => self.trip(crash.process, &died),
+            None => self.trip(crash.process, &died, host),
             // The kernel may report it twice.
             Some(tripped) if tripped.last == crash.process => return,
             Some(tripped) => {
@@ -52,10 +53,14 @@ impl Attaching {
     }
 
     /// Takes the inline hooks out of all processes because one died of them, and reports it.
-    fn trip(&mut self, process: ProcessKey, died: &str) {
+    fn trip(&mut self, process: ProcessKey, died: &str, host: &mut Host) {
+        let now_ns = monotonic_ns();
+        // Up to now they were counted.
+        if let Ok(threads) = threads(self.programs.process_iterator_link()) {
+            self.look_at_activity(host, &threads, now_ns);
+        }
         let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
         had.retain(|other| *other != process);
-        let now_ns = monotonic_ns();
         for other in &had {
             self.targets.give_up(other.tgid, now_ns);
             self.activity.iter_mut().for_each(|activity| activity.given_up(*other));

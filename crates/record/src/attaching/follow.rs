@@ -162,6 +162,10 @@ impl Attaching {
             }
             return;
         }
+        // Its hooks or links were removed for good.
+        if self.takes_in() && self.targets.is_given_up(pid) {
+            return;
+        }
         let began = began.or_else(|| self.takes_in().then(|| Spent::now(pid)));
         let under_way = UnderWay { generation, module, began };
         let known = self.targets.coverages.contains_key(&pid);

@@ -12,6 +12,7 @@ use heapbpf_attach::rules;
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::limits::process_files;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{Stat, Target};
 use heapbpf_host::processes::{Generation, GenerationId, HostChange};
@@ -30,7 +31,7 @@ use super::others::OthersHooks;
 use super::refusals::Refusals;
 use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
-use crate::budget::activity::Activity;
+use crate::budget::activity::{Activity, places};
 use crate::cost::{cpu_time, cpus};
 use crate::plan::Targets;
 
@@ -244,7 +245,10 @@ impl Attaching {
             others: OthersHooks::default(),
             members: Members::default(),
             execs: None,
-            activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns, !targets.are_all())),
+            activity: hooks_inline.then(|| {
+                let activity = Activity::new(cpus::online(), began_ns, !targets.are_all());
+                activity.with_places(places(process_files()))
+            }),
             until_ns: u64::MAX,
         }
     }

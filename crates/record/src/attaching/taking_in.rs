@@ -48,6 +48,15 @@ pub(crate) enum TakenIn {
     Not(Option<String>),
 }
 
+/// Where there is room for another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Not all places were taken.
+    Free,
+    /// An idle process was let go.
+    OfIdle,
+}
+
 /// The processes that are taken in.
 #[derive(Debug, Default)]
 pub(super) struct Members {
@@ -65,6 +74,8 @@ pub(super) struct Members {
     whole: HashSet<ProcessKey>,
     /// Programs that are over, and count as missed unless calls of them were counted.
     doubtful: HashSet<ProcessKey>,
+    /// Number of times that an idle process was let go.
+    let_go: u64,
 }
 
 /// A named process that is to be taken in.
@@ -113,6 +124,19 @@ impl Held {
 }
 
 impl Members {
+    /// Reports that idle processes were let go.
+    pub(super) fn let_go_remark(&self) -> Option<String> {
+        let times = match self.let_go {
+            0 => return None,
+            1 => "once".to_owned(),
+            times => format!("{} times", units::count(times as f64)),
+        };
+        Some(format!(
+            "an idle process was let go so that a busy one could be counted ({times}): until it is active again it is \
+             not counted, and its older blocks no longer count as in use"
+        ))
+    }
+
     /// Whether it is known why nothing was counted of a program that is over, if nothing was.
     fn explain(&mut self, program: &ProcessKey) -> bool {
         let was_whole = self.whole.remove(program);
@@ -163,9 +187,13 @@ impl Attaching {
         looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))
     }
 
-    /// Reports how much of the targets' CPU time was counted. `ended`: what the BPF programs added up.
-    pub(crate) fn cpu_remark(&self, host: &mut Host, ended: &Progress) -> Option<String> {
-        let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
+    /// CPU time of the targets, where they are hooked one by one. `ended`: what the BPF programs added up.
+    pub(crate) fn cpu_time(&self, host: &mut Host, ended: &Progress) -> Option<CpuTime> {
+        Some(self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process)))
+    }
+
+    /// Reports how much of the targets' CPU time was counted, unless it was all of it.
+    pub(crate) fn cpu_remark(&self, cpu: CpuTime, ended: &Progress) -> Option<String> {
         let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
         let short = ended.ended_uncounted;
         let (few, they) = if short == 1 { ("short process", "it") } else { ("short processes", "they") };
@@ -363,6 +391,49 @@ impl Attaching {
     /// Whether any process has links of its own.
     pub(crate) fn have_own_links(&self) -> bool {
         !self.own.is_empty()
+    }
+
+    /// Makes room for a busy process that is to be hooked: if there is none, lets the process go that has been idle
+    /// longest. `None` if there is still no room.
+    pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
+        let Some(activity) = self.activity.as_ref().filter(|activity| !activity.has_place()) else {
+            return Some(Place::Free);
+        };
+        let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process))?;
+        if self.let_go(idlest) {
+            return Some(Place::OfIdle);
+        }
+        self.activity.iter_mut().for_each(|activity| activity.stays(idlest, now_ns));
+        None
+    }
+
+    /// Whether a process need not be counted while it is idle: it is not named, and no child shares its hooks.
+    fn may_go(&self, process: ProcessKey) -> bool {
+        let has_heirs = self.inline.as_ref().is_some_and(|inline| inline.has_heirs(process));
+        !has_heirs && !self.targets.named_alive.contains(&process.tgid)
+    }
+
+    /// Removes a process's hooks or own links until it is active again. Returns whether that was possible now.
+    fn let_go(&mut self, process: ProcessKey) -> bool {
+        // It may run another program by now.
+        if totals::program_of(&self.programs, process.tgid).ok().flatten() != Some(process) {
+            return false;
+        }
+        let inline = self.inline.as_mut().filter(|inline| inline.is_counted(process));
+        if inline.is_some_and(|inline| !inline.let_go(process)) {
+            return false;
+        }
+        log::info!("process {} is idle and not counted any more, to make room for a busy one", process.tgid);
+        self.no_longer_needs_links(process.tgid);
+        self.members.taken.remove(&process.tgid);
+        // Its program was counted, if it ends before it is hooked again.
+        self.members.refused.insert(process);
+        self.members.let_go += 1;
+        self.targets.let_go(process.tgid, monotonic_ns());
+        if let Some(activity) = &mut self.activity {
+            activity.let_go(process);
+        }
+        true
     }
 
     /// Detaches a process's own links, for as long as it runs this program.

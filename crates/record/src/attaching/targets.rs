@@ -103,8 +103,12 @@ pub struct Coverage {
     unseen: Unseen,
     /// Set if it was forked before links served it.
     late: Option<Late>,
-    /// CLOCK_MONOTONIC when its own links, or its inline hooks, were detached.
+    /// CLOCK_MONOTONIC when its own links, or its inline hooks, were detached for good.
     given_up_ns: Option<u64>,
+    /// CLOCK_MONOTONIC when they were detached until it is active again.
+    let_go_ns: Option<u64>,
+    /// CLOCK_MONOTONIC when it was hooked again after that.
+    again_ns: Option<u64>,
 }
 
 impl Coverage {
@@ -117,7 +121,7 @@ impl Coverage {
         }
         let until_ns = self.until_ns.unwrap_or(now_ns);
         let length_ns = until_ns.saturating_sub(self.since_ns);
-        let detached_ns = self.given_up_ns.or(detached_ns);
+        let detached_ns = self.given_up_ns.or(self.let_go_ns).or(detached_ns);
         let after_ns = detached_ns.map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
         let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns)).saturating_add(after_ns);
         if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
@@ -143,6 +147,8 @@ pub struct TargetSet {
     pub detached_ns: Option<u64>,
     /// Whether the links of any process were detached.
     some_given_up: bool,
+    /// Whether a process that was let go has been hooked again.
+    some_again: bool,
     /// Whether no link serves every process, so that each program has to be hooked.
     hooks_each: bool,
     /// What glibc had in use in processes that already ran.
@@ -189,11 +195,9 @@ impl TargetSet {
                 gap_until_ns,
                 hooked,
                 awaits_hook: self.hooks_each && coverage.hooked,
-                until_ns: None,
                 at_attach_bytes: Some(0),
-                unseen: Unseen::default(),
                 late: coverage.late,
-                given_up_ns: None,
+                ..Coverage::default()
             };
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
@@ -213,6 +217,11 @@ impl TargetSet {
     pub fn hooked(&mut self, pid: u32, had_ns: u64, now_ns: u64) {
         let coverage = self.coverages.entry(pid).or_insert(Coverage { since_ns: had_ns, ..Coverage::default() });
         coverage.hooked = true;
+        let let_go_ns = coverage.let_go_ns.take();
+        coverage.again_ns = let_go_ns.map(|_| now_ns).or(coverage.again_ns);
+        self.some_again |= let_go_ns.is_some();
+        // Up to then it was counted.
+        let had_ns = had_ns.max(let_go_ns.unwrap_or(0));
         let gap_ns = now_ns.saturating_sub(had_ns.max(coverage.since_ns));
         if gap_ns > 0 {
             coverage.uncovered_ns += gap_ns;
@@ -317,9 +326,22 @@ impl TargetSet {
         }
     }
 
+    /// Notes that the program that a process runs is not counted until it is hooked again.
+    pub fn let_go(&mut self, pid: u32, now_ns: u64) {
+        if let Some(coverage) = self.coverages.get_mut(&pid) {
+            coverage.let_go_ns = Some(now_ns);
+            self.some_given_up = true;
+        }
+    }
+
+    /// Whether a process that was let go has been hooked again since the last call.
+    pub fn take_again(&mut self) -> bool {
+        std::mem::take(&mut self.some_again)
+    }
+
     /// Whether the program that a process runs is no longer counted.
     pub fn is_given_up(&self, pid: u32) -> bool {
-        self.coverages.get(&pid).is_some_and(|coverage| coverage.given_up_ns.is_some())
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.given_up_ns.or(coverage.let_go_ns).is_some())
     }
 
     /// Whether any program stopped being counted while it ran.
@@ -337,9 +359,10 @@ impl TargetSet {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none() && coverage.unseen.was())
     }
 
-    /// Since when probes see a process again (CLOCK_MONOTONIC); `None` if they always did.
-    pub fn last_hidden_ns(&self, pid: u32) -> Option<u64> {
-        self.coverages.get(&pid)?.unseen.until_ns
+    /// Since when a process is seen or hooked again (CLOCK_MONOTONIC); `None` if it always was.
+    pub fn seen_again_ns(&self, pid: u32) -> Option<u64> {
+        let coverage = self.coverages.get(&pid)?;
+        coverage.unseen.until_ns.max(coverage.again_ns)
     }
 
     /// Whether there ever was a process that probes did not see.
@@ -496,6 +519,21 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_was_let_go_is_covered_up_to_then_and_from_its_next_hooks_on() {
+        let mut targets = TargetSet::new(true);
+        targets.begin(1, 1000);
+        targets.hooked(1, 1000, 1250);
+        targets.let_go(1, 1500);
+        assert!(targets.is_given_up(1) && targets.had_given_up());
+        assert_eq!((targets.seen(1, 2000).share, targets.seen_again_ns(1)), (0.25, None));
+        targets.hooked(1, 1000, 1750);
+        assert!(!targets.is_given_up(1) && targets.take_again() && !targets.take_again());
+        assert_eq!((targets.seen(1, 2000).share, targets.seen_again_ns(1)), (0.5, Some(1750)));
+        targets.generation_began(1, 2000);
+        assert_eq!(targets.seen_again_ns(1), None, "it runs another program");
+    }
+
+    #[test]
     fn a_process_is_seen_again_when_others_hooks_are_gone() {
         let mut targets = TargetSet::default();
         targets.begin(1, 1000);
@@ -507,7 +545,7 @@ mod tests {
         assert!(targets.had_hidden() && targets.is_hidden(1) && !targets.is_hidden(2));
         assert_eq!(targets.seen(1, 2000), Seen { share: 0.0, was_hidden: true });
         assert!(targets.seen_again(1, 1500) && !targets.seen_again(1, 1600) && !targets.seen_again(2, 1600));
-        assert_eq!((targets.is_hidden(1), targets.last_hidden_ns(1)), (false, Some(1500)));
+        assert_eq!((targets.is_hidden(1), targets.seen_again_ns(1)), (false, Some(1500)));
         assert_eq!(targets.seen(1, 2000), Seen { share: 0.5, was_hidden: true });
         // The same time does not count twice.
         targets.hidden_since(1, 1400);

@@ -1,5 +1,6 @@
 //! Which processes are hooked inline next: the busiest that are not counted yet. Allocating takes CPU time, so a
-//! process that uses none has nothing to show, and costs nothing as long as it is not hooked. Pure.
+//! process that uses none has nothing to show, and costs nothing as long as it is not hooked. If too many are hooked,
+//! the one that has been idle longest makes room. Pure.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,7 +21,21 @@ const SHARE: f64 = 0.01;
 const MOST_SAVED_NS: f64 = 400_000_000.0;
 /// Maximum number of processes that are hooked at the same time: each has links of its own, and the kernel keeps all
 /// links in one list.
-pub const MOST_AT_ONCE: usize = 512;
+const MOST_AT_ONCE: usize = 512;
+/// Minimum of that number, if few descriptors are left for it.
+const FEWEST_AT_ONCE: usize = 8;
+/// Descriptors that a hooked process takes: for its code, its memory and a link, or four of them with perf events.
+const DESCRIPTORS_EACH: usize = 6;
+/// A hooked process is idle if it has used less than [`LEAST_CPU_NS`] for this long, ns.
+const IDLE_FOR_NS: u64 = 10_000_000_000;
+/// A process takes the place of an idle one if it used this much CPU time since the last check, ns: as much as hooking
+/// one and letting another go take.
+const WORTH_A_PLACE_NS: u64 = 10_000_000;
+
+/// Number of processes that may be hooked at the same time with this many descriptors for them.
+pub fn places(descriptors: usize) -> usize {
+    (descriptors / DESCRIPTORS_EACH).clamp(FEWEST_AT_ONCE, MOST_AT_ONCE)
+}
 
 /// How a process is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,12 +43,13 @@ enum Standing {
     /// Not yet.
     #[default]
     Uncounted,
-    /// Counted since it had used this much CPU time, ns.
+    /// Counted since it had used this much CPU time, ns. What it used while only some of its allocators were counted is
+    /// added.
     Since(u64),
     /// Not counted, for good.
     Refused,
-    /// Counted for this much of its CPU time, ns, and no longer.
-    GivenUp(u64),
+    /// No longer counted, for good.
+    GivenUp,
 }
 
 /// What is known about a process.
@@ -45,8 +61,12 @@ struct Known {
     cpu_ns: u64,
     before_ns: u64,
     standing: Standing,
-    /// CPU time in which only some of its allocators were counted, ns.
-    lacked_ns: u64,
+    /// CPU time while it was counted before it was let go or given up, ns.
+    kept_ns: u64,
+    /// CPU time when it was let go, ns.
+    let_go_at_ns: Option<u64>,
+    /// CPU time when it was last found active, ns, and when that was (CLOCK_MONOTONIC; 0 before its first check).
+    active: (u64, u64),
     /// Whether it was a target at a check by which it had used CPU time, with this program or an earlier one.
     is_target: bool,
     /// CPU time as a target with the programs that it ran before.
@@ -66,6 +86,11 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
+    /// All of it, in seconds.
+    pub fn seconds(self) -> f64 {
+        self.all_ns as f64 * 1e-9
+    }
+
     /// The counted share; 1 if there is no CPU time.
     pub fn share(self) -> f64 {
         if self.all_ns == 0 { 1.0 } else { self.counted_ns as f64 / self.all_ns as f64 }
@@ -80,12 +105,24 @@ impl CpuTime {
 impl Known {
     /// CPU time with its present program.
     fn cpu(&self) -> CpuTime {
-        let counted_ns = match self.standing {
-            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)).saturating_sub(self.lacked_ns),
-            Standing::Uncounted | Standing::Refused => 0,
-            Standing::GivenUp(ns) => ns,
+        let since_ns = match self.standing {
+            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)),
+            Standing::Uncounted | Standing::Refused | Standing::GivenUp => 0,
         };
-        CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns }
+        CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns: self.kept_ns + since_ns }
+    }
+
+    /// Whether it is not counted, and has used enough CPU time to be hooked: `least_ns`, or what an active process uses
+    /// if it was let go.
+    fn is_wanted(&self, first_ns: u64, least_ns: u64) -> bool {
+        let from_ns = self.let_go_at_ns.map_or(first_ns + least_ns, |at_ns| at_ns + LEAST_CPU_NS);
+        self.standing == Standing::Uncounted && self.cpu_ns >= from_ns
+    }
+
+    /// Notes that it is not counted any more.
+    fn stop(&mut self, standing: Standing) {
+        self.kept_ns = self.cpu().counted_ns;
+        self.standing = standing;
     }
 
     /// CPU time as a target, with all its programs.
@@ -124,6 +161,8 @@ pub struct Activity {
     /// CPU time that hooking may take now, ns.
     saved_ns: f64,
     processors: f64,
+    /// Number of processes that may be hooked at the same time.
+    places: usize,
     /// A process that used less CPU time in the recording is not hooked, ns.
     least_ns: u64,
     looked_ns: u64,
@@ -143,11 +182,17 @@ impl Activity {
             began_ns,
             saved_ns: MOST_SAVED_NS,
             processors: processors as f64,
+            places: MOST_AT_ONCE,
             least_ns: if are_named { 1 } else { LEAST_CPU_NS },
             looked_ns: 0,
             pause_ns: SHORTEST_PAUSE_NS,
             next_ns: 0,
         }
+    }
+
+    /// Lets so many processes be hooked at the same time.
+    pub fn with_places(self, places: usize) -> Self {
+        Self { places, ..self }
     }
 
     /// When processes must be checked again (CLOCK_MONOTONIC).
@@ -193,18 +238,22 @@ impl Activity {
             let first_ns = if is_first { cpu_ns } else { known.first_ns };
             // CPU time of ended threads may be missing for a moment.
             let cpu_ns = cpu_ns.max(known.cpu_ns);
+            (known.before_ns, known.cpu_ns) = (known.cpu_ns, cpu_ns);
+            if known.active.1 == 0 || cpu_ns >= known.active.0 + LEAST_CPU_NS {
+                known.active = (cpu_ns, now_ns);
+            }
             if known.standing == Standing::Uncounted && is_counted(process) {
                 // A child has its parent's hooks from its start on.
                 let is_new = looked.is_none() && process.start_ns >= self.began_ns;
                 known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
             }
-            if known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns {
+            if known.is_wanted(first_ns, self.least_ns) {
                 is_any_new_busy |= known.not_before_ns <= now_ns;
                 retry_ns = retry_ns.min(known.not_before_ns.max(now_ns + SHORTEST_PAUSE_NS));
             }
             let has_run = cpu_ns > first_ns || known.earlier != CpuTime::default();
             let is_target = known.is_target || has_run && is_target(process);
-            self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, is_target, ..known });
+            self.processes.insert(process, Known { first_ns, is_target, ..known });
         }
         for (process, known) in gone {
             let cpu = known.as_target();
@@ -227,7 +276,7 @@ impl Activity {
         self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
     }
 
-    /// Skips a process that is no target now. It is not considered again for a while.
+    /// Skips a process that is no target now, or for which there is no room. It is not considered again for a while.
     pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
         if let Some(known) = self.processes.get_mut(&process) {
             known.not_before_ns = now_ns + LONGEST_PAUSE_NS;
@@ -241,20 +290,49 @@ impl Activity {
 
     /// The processes to be hooked now, the busiest first.
     pub fn due(&self, now_ns: u64) -> Vec<ProcessKey> {
-        let is_counted = |known: &&Known| matches!(known.standing, Standing::Since(_));
-        let room = MOST_AT_ONCE.saturating_sub(self.processes.values().filter(is_counted).count());
         if self.saved_ns <= 0.0 {
             return Vec::new();
         }
-        let is_due = |known: &Known| {
-            known.standing == Standing::Uncounted
-                && known.cpu_ns >= known.first_ns + self.least_ns
-                && known.not_before_ns <= now_ns
-        };
+        let is_due = |known: &Known| known.is_wanted(known.first_ns, self.least_ns) && known.not_before_ns <= now_ns;
         let due = self.processes.iter().filter(|(_, known)| is_due(known));
         let mut due: Vec<_> = due.map(|(process, it)| (Reverse(it.cpu_ns - it.before_ns), *process)).collect();
         due.sort_unstable();
-        due.into_iter().map(|(_, process)| process).take(room).collect()
+        due.into_iter().map(|(_, process)| process).collect()
+    }
+
+    /// Whether another process may be hooked.
+    pub fn has_place(&self) -> bool {
+        let counted = self.processes.values().filter(|known| matches!(known.standing, Standing::Since(_)));
+        counted.count() < self.places
+    }
+
+    /// The process to let go so that a busy one can be hooked: of those that `may_go`, the one that has been idle
+    /// longest. `None` if no process is idle, or the other one is not busy enough.
+    pub fn idlest_for(&self, busy: ProcessKey, now_ns: u64, may_go: impl Fn(ProcessKey) -> bool) -> Option<ProcessKey> {
+        let used_ns = self.processes.get(&busy).map_or(0, |known| known.cpu_ns - known.before_ns);
+        if used_ns < WORTH_A_PLACE_NS {
+            return None;
+        }
+        let is_idle = |known: &Known| {
+            matches!(known.standing, Standing::Since(_)) && now_ns.saturating_sub(known.active.1) >= IDLE_FOR_NS
+        };
+        let idle = self.processes.iter().filter(|(process, known)| is_idle(known) && may_go(**process));
+        idle.min_by_key(|(process, known)| (known.active.1, **process)).map(|(process, _)| *process)
+    }
+
+    /// Notes that a process was counted up to the last check, and is not until it is active again.
+    pub fn let_go(&mut self, process: ProcessKey) {
+        if let Some(known) = self.processes.get_mut(&process) {
+            known.stop(Standing::Uncounted);
+            known.let_go_at_ns = Some(known.cpu_ns);
+        }
+    }
+
+    /// Notes that an idle process could not be let go: it is not chosen again for a while.
+    pub fn stays(&mut self, process: ProcessKey, now_ns: u64) {
+        if let Some(known) = self.processes.get_mut(&process) {
+            known.active.1 = now_ns;
+        }
     }
 
     /// Whether hooking has used up its CPU time for now.
@@ -287,11 +365,29 @@ impl Activity {
 
     /// Notes that a counted process used this much CPU time, ns, before an allocator was counted that it had loaded.
     pub fn lacked(&mut self, process: ProcessKey, ns: u64) {
-        // A check finds that a process that is not known yet was counted from its start if it started in the
-        // recording.
-        let standing = if process.start_ns >= self.began_ns { Standing::Since(0) } else { Standing::Uncounted };
-        let known = self.processes.entry(process).or_insert(Known { standing, ..Known::default() });
-        known.lacked_ns = known.lacked_ns.saturating_add(ns);
+        // A program that no check has seen yet is counted from its start if its process started in the recording.
+        let is_new = !self.processes.contains_key(&process) && process.start_ns >= self.began_ns;
+        let Some(known) = self.known(process) else { return };
+        if is_new {
+            known.standing = Standing::Since(0);
+        }
+        // What it used before it was counted counts for nothing anyway.
+        if let Standing::Since(since_ns) = known.standing {
+            known.standing = Standing::Since(since_ns.max(known.first_ns).saturating_add(ns));
+        }
+    }
+
+    /// What is known of a process with its present program, even if no check has seen that yet. `None` if it has
+    /// executed another one since.
+    fn known(&mut self, process: ProcessKey) -> Option<&mut Known> {
+        let is_same = |other: &ProcessKey| of_any_program(*other) == of_any_program(process);
+        let last = self.processes.keys().copied().find(is_same).unwrap_or(process);
+        if last.exec_id > process.exec_id {
+            return None;
+        }
+        let known = self.processes.remove(&last).unwrap_or_default();
+        let known = if last == process { known } else { known.after_exec() };
+        Some(self.processes.entry(process).or_insert(known))
     }
 
     /// Notes that a process could not be hooked now. Returns whether it is tried again.
@@ -314,18 +410,9 @@ impl Activity {
     /// Notes that a process was counted up to the last check, and no longer is. It is not hooked again, even if no check
     /// has seen its present program yet.
     pub fn given_up(&mut self, process: ProcessKey) {
-        let is_same = |other: &ProcessKey| of_any_program(*other) == of_any_program(process);
-        let last = self.processes.keys().copied().find(is_same).unwrap_or(process);
-        if last.exec_id > process.exec_id {
-            // It has executed another program since.
-            return;
+        if let Some(known) = self.known(process) {
+            known.stop(Standing::GivenUp);
         }
-        let mut known = self.processes.remove(&last).unwrap_or_default();
-        if last != process {
-            known = known.after_exec();
-        }
-        known.standing = Standing::GivenUp(known.cpu().counted_ns);
-        self.processes.insert(process, known);
     }
 
     /// CPU time of a process since it joined the recording; `None` if it is not known.
@@ -530,6 +617,45 @@ mod tests {
         assert_eq!(activity.of_all(&ended, |_| true), all);
     }
 
+    #[test]
+    fn what_an_allocator_lacked_is_taken_off_once() {
+        let mut activity = Activity::new(2, 1, false);
+        let [first, second] = [0, 1].map(|exec_id| ProcessKey { start_ns: 5, tgid: 1, exec_id });
+        look_at(&mut activity, &[], 100);
+        look_at(&mut activity, &[(first, 10)], 200);
+        activity.lacked(first, 50 * MS);
+        activity.counted(first, None);
+        look_at(&mut activity, &[(first, 40)], 300);
+        assert_eq!(activity.of(first), Some(CpuTime { all_ns: 40 * MS, counted_ns: 30 * MS }), "before it was counted");
+        activity.lacked(first, 20 * MS);
+        activity.let_go(first);
+        look_at(&mut activity, &[(first, 50)], 400);
+        activity.counted(first, None);
+        look_at(&mut activity, &[(first, 60)], 500);
+        assert_eq!(activity.of(first), Some(CpuTime { all_ns: 60 * MS, counted_ns: 20 * MS }));
+        // No check has seen the next program yet.
+        activity.lacked(second, 5 * MS);
+        look_at(&mut activity, &[(second, 100)], 600);
+        assert_eq!(activity.of(second), Some(CpuTime { all_ns: 40 * MS, counted_ns: 35 * MS }));
+        let all = CpuTime { all_ns: 100 * MS, counted_ns: 55 * MS };
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
+        look_at(&mut activity, &[], 700);
+        let ended = Progress { ended_counted_ns: 100 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), all);
+    }
+
+    /// Whoever loads an allocator before a check has seen it use CPU time has not been idle until then.
+    #[test]
+    fn who_was_not_checked_yet_is_not_idle() {
+        let mut activity = Activity::new(2, 1, false).with_places(1);
+        let young = ProcessKey { start_ns: 5, ..process(1) };
+        look_at(&mut activity, &[], 100);
+        look_at(&mut activity, &[(process(3), 5)], 20_000);
+        activity.lacked(young, 0);
+        look_at(&mut activity, &[(young, 0), (process(3), 50)], 20_100);
+        assert_eq!((idlest(&activity, 20_100), idlest(&activity, 30_100)), (None, Some(1)));
+    }
+
     /// Checks may or may not see the next program use CPU time, and it may be no target.
     #[test]
     fn what_was_counted_before_an_exec_stays_so_if_the_next_program_ends_uncounted() {
@@ -626,10 +752,78 @@ mod tests {
 
     #[test]
     fn so_many_are_hooked_at_once() {
-        let mut activity = Activity::new(2, 1, false);
+        assert_eq!([0, 48, 60, 3071, 3072, usize::MAX].map(places), [8, 8, 10, 511, 512, 512]);
+        let mut activity = Activity::new(2, 1, false).with_places(2);
         look(&mut activity, &[], 100);
-        let all: Vec<(u32, u64)> = (1..=600).map(|tgid| (tgid, 5)).collect();
-        look(&mut activity, &all, 200).into_iter().for_each(|tgid| activity.counted(process(tgid), None));
-        assert!(look(&mut activity, &all, 300).is_empty());
+        let due = look(&mut activity, &[(1, 5), (2, 5), (3, 5)], 200);
+        assert_eq!((due.len(), activity.has_place()), (3, true));
+        due[..2].iter().for_each(|tgid| activity.counted(process(*tgid), None));
+        assert!(!activity.has_place());
+        look(&mut activity, &[(due[1], 5), (3, 5)], 300);
+        assert!(activity.has_place(), "one has ended");
+    }
+
+    /// The first two of these processes are hooked and fill all places. The third one waits.
+    fn full(cpu_ms: [u64; 3]) -> Activity {
+        let mut activity = Activity::new(2, 1, false).with_places(2);
+        look(&mut activity, &[], 100);
+        let [first, second, third] = cpu_ms;
+        look(&mut activity, &[(1, first), (2, second), (3, third)], 200);
+        [1, 2].iter().for_each(|tgid| activity.counted(process(*tgid), None));
+        assert!(!activity.has_place());
+        activity
+    }
+
+    fn idlest(activity: &Activity, now_ms: u64) -> Option<u32> {
+        activity.idlest_for(process(3), now_ms * MS, |process| process.tgid != 9).map(|process| process.tgid)
+    }
+
+    #[test]
+    fn who_has_been_idle_longest_makes_room_for_who_is_busy() {
+        let mut activity = full([5, 5, 5]);
+        assert_eq!(look(&mut activity, &[(1, 5), (2, 30), (3, 5)], 5_200), [3], "it waits");
+        look(&mut activity, &[(1, 5), (2, 30), (3, 80)], 10_100);
+        assert_eq!(idlest(&activity, 10_100), None, "nobody has been idle for ten seconds");
+        look(&mut activity, &[(1, 5), (2, 30), (3, 95)], 10_200);
+        assert_eq!(idlest(&activity, 10_200), Some(1));
+        look(&mut activity, &[(1, 5), (2, 30), (3, 110)], 15_200);
+        assert_eq!(idlest(&activity, 15_200), Some(1), "it has been idle longer than the second one");
+        // It could not be stopped.
+        activity.stays(process(1), 15_200 * MS);
+        assert_eq!(idlest(&activity, 15_200), Some(2));
+        look(&mut activity, &[(1, 5), (2, 30), (3, 111)], 15_300);
+        assert_eq!(idlest(&activity, 15_300), None, "a process that uses little is not worth it");
+    }
+
+    #[test]
+    fn who_may_not_go_stays() {
+        let mut activity = Activity::new(2, 1, false).with_places(1);
+        look(&mut activity, &[], 100);
+        look(&mut activity, &[(9, 5), (3, 5)], 200);
+        activity.counted(process(9), None);
+        look(&mut activity, &[(9, 5), (3, 50)], 20_000);
+        assert_eq!(idlest(&activity, 20_000), None);
+        assert!(activity.idlest_for(process(3), 20_000 * MS, |_| true).is_some());
+    }
+
+    #[test]
+    fn who_was_let_go_is_hooked_again_once_it_is_active_and_keeps_its_counted_time() {
+        let mut activity = full([0, 5, 5]);
+        look(&mut activity, &[(1, 40), (2, 5), (3, 5)], 300);
+        activity.let_go(process(1));
+        activity.counted(process(3), None);
+        let share = |activity: &Activity| activity.of(process(1)).unwrap();
+        assert_eq!(share(&activity), CpuTime { all_ns: 40 * MS, counted_ns: 40 * MS });
+        assert!(look(&mut activity, &[(1, 40), (2, 5), (3, 5)], 400).is_empty(), "it is idle");
+        assert_eq!(look(&mut activity, &[(1, 50), (2, 5), (3, 5)], 500), [1]);
+        activity.counted(process(1), Some(52 * MS));
+        look(&mut activity, &[(1, 60), (2, 5), (3, 5)], 600);
+        assert_eq!(share(&activity), CpuTime { all_ns: 60 * MS, counted_ns: 48 * MS });
+        activity.given_up(process(1));
+        look(&mut activity, &[(1, 90), (2, 5), (3, 5)], 700);
+        assert_eq!(share(&activity), CpuTime { all_ns: 90 * MS, counted_ns: 48 * MS });
+        look(&mut activity, &[], 800);
+        let all = activity.of_all(&Progress::default(), |_| true);
+        assert_eq!(all.counted_ns, 48 * MS, "those of the others were counted before anything was used");
     }
 }

@@ -4,10 +4,11 @@
 use heapbpf_profile::units;
 use sampler_ebpf::abi::Counters;
 
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, cheaper, decide};
+use super::inline_advice::InlineAdvice;
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, cheap_samples, cheaper, decide, would_take};
 use crate::cost::measure::Measured;
 use crate::intake::counters::exact_bytes;
-use crate::plan::SamplingPlan;
+use crate::plan::{RecordPlan, SamplingPlan};
 
 /// Time until the first check, which finds the targets' call rate.
 const FIRST_LOOK_NS: u64 = 200_000_000;
@@ -52,6 +53,8 @@ struct Looks {
 pub struct OverheadController {
     measured: Option<Measured>,
     costs: Option<ProbeCosts>,
+    /// What inline hooks would take instead.
+    advice: Option<InlineAdvice>,
     budget: Option<f64>,
     automatic: bool,
     tracking: Tracking,
@@ -75,6 +78,7 @@ impl OverheadController {
         Self {
             costs: measured.as_ref().map(|measured| measured.costs.in_programs()),
             measured,
+            advice: None,
             budget,
             automatic: sampling.automatic,
             tracking: Tracking { interval: sampling.interval, frees: sampling.live },
@@ -89,6 +93,16 @@ impl OverheadController {
             },
             notes,
         }
+    }
+
+    /// Names inline hooks as the cure, if an option of the recording stands in their way.
+    pub fn advising(self, plan: &RecordPlan) -> Self {
+        Self { advice: self.measured.as_ref().and_then(|measured| InlineAdvice::new(plan, measured)), ..self }
+    }
+
+    /// What inline hooks would take instead of probes.
+    pub const fn advice(&self) -> Option<InlineAdvice> {
+        self.advice
     }
 
     /// Notes that the recording begins now, with the targets' CPU clock at `cpu_seconds`.
@@ -183,11 +197,11 @@ impl OverheadController {
         self.note(
             now_ns,
             format!(
-                "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; `none` lifts it): \
-                 {}",
+                "{} took {} of the targets' CPU time, more than the budget of {} (--max-overhead; `none` lifts it): {}",
+                if used.is_inside() { "samples" } else { "probes" },
                 units::percent(used.share(costs)),
                 units::percent(budget),
-                options(used, old, costs)
+                options(used, old, costs, self.advice)
             ),
         );
         let Some(next) = next else {
@@ -221,10 +235,12 @@ impl OverheadController {
 }
 
 /// Options that cost less than the current tracking, as text.
-fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
-    let priced = cheaper(used, now, costs).into_iter();
-    let priced: Vec<String> =
-        priced.map(|(name, share)| format!("{name} would take {}", units::percent(share))).collect();
+fn options(used: &Use, now: Tracking, costs: &ProbeCosts, advice: Option<InlineAdvice>) -> String {
+    if used.is_inside() {
+        return would_take(&cheap_samples(used, costs));
+    }
+    let mut priced: Vec<String> = advice.iter().map(|advice| advice.told(used, costs)).collect();
+    priced.extend(cheaper(used, now, costs).iter().map(would_take));
     if priced.is_empty() { "no cheaper option is known".into() } else { priced.join(", ") }
 }
 

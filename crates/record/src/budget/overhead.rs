@@ -1,7 +1,6 @@
 //! What is known about the cost of a recording's probes.
 
 use super::controller::OverheadController;
-use super::inline_advice::InlineAdvice;
 use super::slowed::SlowedTargets;
 use super::spent::Spent;
 use crate::cost::cpu_time::CpuTime;
@@ -16,8 +15,6 @@ pub struct Overhead {
     pub cpu_time: CpuTime,
     /// Targets that probes slow down. Under a budget, their own links are detached.
     pub slowed: SlowedTargets,
-    /// What inline hooks would cost instead.
-    pub inline_advice: InlineAdvice,
 }
 
 impl Overhead {
@@ -28,7 +25,6 @@ impl Overhead {
             spent: Spent::default(),
             cpu_time: CpuTime::begin(),
             slowed: SlowedTargets::default(),
-            inline_advice: InlineAdvice::default(),
         }
     }
 }

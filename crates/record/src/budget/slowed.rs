@@ -4,10 +4,9 @@
 use std::collections::{HashMap, HashSet};
 
 use heapbpf_profile::units;
-use heapbpf_statistics::plan::LARGEST_INTERVAL;
 use sampler_ebpf::abi::ProcessKey;
 
-use crate::cost::budget::{ProbeCosts, Tracking, Use, cheaper};
+use crate::cost::budget::{ProbeCosts, Tracking, Use, cheap_samples, cheaper, would_take};
 
 /// Share of a target's CPU time above which its probes are reported.
 const WORTH_A_WORD: f64 = 0.2;
@@ -68,13 +67,14 @@ impl SlowedTargets {
     }
 
     /// Judges the targets. Returns those to report at once. `budget`: the share of its CPU time that the probes of a
-    /// process may take; beyond it they are to be detached. `seconds`: since the recording began.
+    /// process may take; beyond it they are to be detached. `seconds`: since the recording began. `about_inline` says
+    /// why a process (by its id) is not hooked inline, or what inline hooks would take.
     pub fn look<'a>(
         &mut self,
         targets: impl Iterator<Item = Seen<'a>>,
-        tracking: Tracking,
-        budget: Option<f64>,
+        (tracking, budget): (Tracking, Option<f64>),
         seconds: f64,
+        about_inline: impl Fn(u32, &Use, &ProbeCosts) -> Option<String>,
     ) -> Vec<Slowed> {
         let (mut seen, mut found) = (HashMap::new(), Vec::new());
         for Seen { process, comm, used, costs, is_inline } in targets {
@@ -106,8 +106,12 @@ impl SlowedTargets {
                         units::percent(share),
                         units::percent(budget)
                     ),
-                    None if is_inline => of_samples(share, &who, since.bytes / since.samples.max(1.0)),
-                    None => line(&since, &who, tracking, &costs),
+                    None if is_inline => format!(
+                        "samples take {} of the CPU time of {who}; {}",
+                        units::percent(share),
+                        would_take(&cheap_samples(&since, &costs))
+                    ),
+                    None => line(&since, &who, tracking, &costs, about_inline(process.tgid, &since, &costs)),
                 };
                 if self.notes.len() < MOST_TOLD {
                     self.notes.push(format!("after {seconds:.1} s: {line}"));
@@ -125,17 +129,7 @@ impl SlowedTargets {
     }
 }
 
-/// The line for a process that is hooked inline. `sample_bytes`: bytes that were requested per sample. With a larger
-/// interval R there are at most bytes/R samples.
-fn of_samples(share: f64, who: &str, sample_bytes: f64) -> String {
-    /// A share that is negligible.
-    const LITTLE: f64 = 0.01;
-    let enough = (sample_bytes * share / LITTLE).max(1.0) as u64;
-    let cure = units::bytes(enough.next_power_of_two().min(LARGEST_INTERVAL) as f64).replace(' ', "");
-    format!("samples take {} of the CPU time of {who}; -i {cure} would take under 1 %", units::percent(share))
-}
-
-fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String {
+fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts, about_inline: Option<String>) -> String {
     let share = used.share(costs);
     // Clocks and costs are estimates, so if probes take nearly all the time, only a lower bound is known.
     let times = match 1.0 / (1.0 - share).max(1e-3) {
@@ -145,15 +139,16 @@ fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String
     };
     let options = cheaper(used, tracking, costs);
     let larger = tracking.interval > 0 && !options.iter().any(|(name, _)| name.starts_with("-i "));
-    let mut advice = Vec::new();
+    let mut advice = Vec::from_iter(about_inline);
     advice.extend(larger.then(|| "a larger -i does not help".to_owned()));
-    advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
+    advice.extend(options.iter().map(would_take));
     advice.push("--max-overhead 10% limits it, and reports what it leaves out".into());
     format!("{who} runs {times} slower: probes take {} of its CPU time; {}", units::percent(share), advice.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::inline_advice::tests::ADVICE;
     use super::*;
 
     const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
@@ -176,8 +171,13 @@ mod tests {
         Seen { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
     }
 
+    fn nothing(_: u32, _: &Use, _: &ProbeCosts) -> Option<String> {
+        None
+    }
+
     fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
-        slowed.look(targets.into_iter(), FULL, None, 0.8).into_iter().map(|slowed| slowed.line).collect()
+        let about = |pid, used: &Use, costs: &ProbeCosts| (pid == 7).then(|| ADVICE.told(used, costs));
+        slowed.look(targets.into_iter(), (FULL, None), 0.8, about).into_iter().map(|slowed| slowed.line).collect()
     }
 
     #[test]
@@ -188,7 +188,8 @@ mod tests {
         let lines = look(&mut slowed, vec![seen(7, 1.38e6, 5.4)]);
         assert_eq!(lines.len(), 1);
         for part in [
-            "octave (7) runs about 20× slower: probes take 95 % of its CPU time; ",
+            "octave (7) runs about 20× slower: probes take 95 % of its CPU time; without --hook probe, inline hooks \
+             would take 3.7 %; ",
             "a larger -i does not help",
             "--no-live would take 90.5 %",
             "--max-overhead 10% limits it",
@@ -196,11 +197,8 @@ mod tests {
             assert!(lines[0].contains(part), "{part}: {}", lines[0]);
         }
         assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
-        assert!(line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).starts_with("process 7 runs more than 50× "));
-        assert_eq!(
-            of_samples(0.2, "x (7)", 8192.0),
-            "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"
-        );
+        let all = line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS, None);
+        assert!(all.starts_with("process 7 runs more than 50× "), "{all}");
         // Where every block is sampled, an interval shorter than the blocks saves nothing.
         let inline = |samples| Seen {
             used: Use { samples, counted_inside: samples, bytes: 100.0 * samples, ..seen(8, 0.0, 1e-5 * samples).used },
@@ -209,7 +207,8 @@ mod tests {
         };
         look(&mut slowed, vec![inline(1e5)]);
         let lines = look(&mut slowed, vec![inline(2e5)]);
-        assert!(lines[0].contains("samples take 30 %") && lines[0].contains("-i 4.00KiB would take"), "{lines:?}");
+        let told = "samples take 30 % of the CPU time of octave (8); -i 8.00KiB would take 0.5 %";
+        assert_eq!(lines, [told]);
         assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
     }
 
@@ -231,8 +230,8 @@ mod tests {
             let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
             Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
         };
-        slowed.look(std::iter::once(with(0.0, 0.0)), every, None, 0.4);
-        let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, None, 0.8);
+        slowed.look(std::iter::once(with(0.0, 0.0)), (every, None), 0.4, nothing);
+        let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), (every, None), 0.8, nothing);
         let line = &found[0].line;
         assert!(line.contains("; -i 64MiB would take") || line.contains(": -i 64MiB would take"), "{line}");
         assert!(!line.contains("does not help"), "{line}");
@@ -241,7 +240,8 @@ mod tests {
     #[test]
     fn beyond_a_budget_probes_are_given_up_and_below_nothing_is_said() {
         let mut slowed = SlowedTargets::default();
-        let mut look = |pairs, seconds| slowed.look(std::iter::once(seen(7, pairs, seconds)), FULL, Some(0.25), 0.8);
+        let mut look =
+            |pairs, seconds| slowed.look(std::iter::once(seen(7, pairs, seconds)), (FULL, Some(0.25)), 0.8, nothing);
         assert!(look(0.0, 0.0).is_empty());
         assert!(look(80_000.0, 0.4).is_empty(), "80 ms of 400 ms");
         let found = look(280_000.0, 0.8);

@@ -4,8 +4,9 @@
 //! ([`super::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the time left
 //! for the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a target is.
 
+use heapbpf_profile::units;
 use heapbpf_statistics::optimum::ClassUse;
-use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, Workload, automatic};
+use heapbpf_statistics::plan::{AIM, Costs, LARGEST_INTERVAL, Workload, automatic};
 use serde::{Deserialize, Serialize};
 
 /// What probes cost the target, in nanoseconds of its CPU time.
@@ -97,6 +98,11 @@ impl Use {
         self.allocations + self.counted_inside
     }
 
+    /// Whether most calls are counted inside the targets, so that samples are what costs.
+    pub fn is_inside(&self) -> bool {
+        self.counted_inside > self.allocations
+    }
+
     /// Probe time as a share of the targets' CPU time; 0 if nothing ran.
     pub fn share(&self, costs: &ProbeCosts) -> f64 {
         share(self.probe_seconds(costs), self.useful_seconds(costs))
@@ -144,12 +150,6 @@ pub struct Tracking {
 const SAMPLES_MATTER: f64 = 0.1;
 /// Error of the targets' CPU time, seconds: two ticks of their clock of 10 ms. It must not cause a reduction.
 const COARSENESS: f64 = 0.02;
-/// Share of the budget that a reduction aims at, so that one step suffices.
-const AIM: f64 = 0.9;
-
-/// Share of the targets' CPU time that samples may take where targets count themselves, with `--interval auto`.
-const INLINE_SAMPLES: f64 = 0.01;
-
 /// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place.
 /// `None`: nothing is left to reduce but the probes themselves.
 ///
@@ -207,6 +207,24 @@ pub fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> Vec<(String, f6
     priced
 }
 
+/// For targets that count their calls themselves: the interval that makes samples cheap, as an option, and the share of
+/// the targets' CPU time that they would then take.
+pub fn cheap_samples(used: &Use, costs: &ProbeCosts) -> (String, f64) {
+    let interval = automatic_interval(used, true, costs, None);
+    let option = format!("-i {}", units::bytes(interval as f64).replace(' ', ""));
+    (option, share_under(used, &Tracking { interval, frees: true }, costs))
+}
+
+/// What an option would take of the targets' CPU time, for the user.
+pub fn would_take((option, share): &(String, f64)) -> String {
+    format!("{option} would take {}", units::percent(*share))
+}
+
+/// Share of the targets' CPU time that hooks with other costs would take.
+pub fn share_with(used: &Use, costs: &ProbeCosts, other: &ProbeCosts) -> f64 {
+    share(used.probe_seconds(other), used.useful_seconds(costs))
+}
+
 /// Share of the targets' CPU time that probes would take if the calls were tracked like that.
 pub fn share_under(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     share(probe_seconds(used, tracking, costs), used.useful_seconds(costs))
@@ -236,29 +254,20 @@ pub fn samples_at(used: &Use, interval: u64) -> f64 {
 /// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls. All are taken to have the mean
 /// size, which gives an upper bound of the samples.
 pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
-    if used.counted_inside > used.allocations {
-        return automatic_interval_inline(used, costs, budget);
-    }
+    let used = &Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     let probes = probe_seconds(used, &Tracking { interval: 0, frees }, costs);
     let calls = used.calls();
     let mean = (used.bytes / calls.max(1.0)).max(1.0);
-    let workload =
-        Workload { classes: vec![ClassUse { size_bytes: mean, allocations: calls, live: 0.0 }], ..Workload::default() };
-    let per_call = Costs { probe_ns: 1e9 * probes / calls.max(1.0), sample_ns: costs.sample_ns };
-    // A share s of all CPU time is s/(1 − s) of the time for the targets' own work.
-    let budget_cpus = budget.map(|budget| budget / (1.0 - budget).max(1e-9) * used.useful_seconds(costs));
-    automatic(&workload, per_call, budget_cpus).interval
-}
-
-/// The same for targets that count their calls themselves. There, samples are the only cost, so they are limited to a
-/// share of the targets' own CPU time rather than of the probe time.
-fn automatic_interval_inline(used: &Use, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
-    let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
-    let aim = budget.map_or(INLINE_SAMPLES, |budget| INLINE_SAMPLES.min(AIM * budget));
-    let fits =
-        |interval: &u64| 1e-9 * samples_at(&used, *interval) * costs.sample_ns <= aim * used.useful_seconds(costs);
-    let intervals = (0..=LARGEST_INTERVAL.ilog2()).map(|exponent| 1 << exponent);
-    intervals.into_iter().find(fits).unwrap_or(LARGEST_INTERVAL)
+    // All rates are per period instead of per second.
+    let workload = Workload {
+        classes: vec![ClassUse { size_bytes: mean, allocations: calls, live: 0.0 }],
+        inline_share: used.counted_inside / calls.max(1.0),
+        work_cpus: Some(used.useful_seconds(costs)),
+        ..Workload::default()
+    };
+    let probe_ns = 1e9 * probes / used.allocations.max(1.0);
+    let per_call = Costs { probe_ns, inline_ns: 0.0, sample_ns: costs.sample_ns };
+    automatic(&workload, per_call, budget).map_or(LARGEST_INTERVAL, |found| found.interval)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use heapbpf_host::arch::MICROBENCHMARKS;
-use heapbpf_host::limits::links_need_admin;
+use heapbpf_host::limits::{forbid_inline_hooks, links_need_admin};
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::no_ops;
 use heapbpf_kernel::programs::LinkKind;
@@ -36,7 +36,8 @@ const PERF_ROUNDS: usize = 2;
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
 /// How long a disturbed measurement is used. Repeating it takes seconds on a machine that is busy enough to disturb it.
 const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
-/// How long an upper bound for inline hooks is used. It says what matters: that they take next to nothing.
+/// How long an upper bound for inline hooks is used, or no figure. A bound says what matters: that they take next to
+/// nothing.
 const BOUND_FOR: std::time::Duration = std::time::Duration::from_secs(3600);
 /// Differences below this cannot be distinguished from zero.
 const LEAST_NS: f64 = 0.1;
@@ -59,7 +60,7 @@ pub struct Measured {
     /// What heapbpf's probes add.
     pub costs: ProbeCosts,
     /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked
-    /// inline here.
+    /// inline here, or if the process that is measured could not be hooked in time.
     #[serde(default)]
     pub inline_pair_ns: Option<f64>,
     /// Whether that cost cannot be distinguished from zero: the figure is an upper bound.
@@ -77,7 +78,10 @@ impl Measured {
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
-        fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
+        let fits_both =
+            fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind);
+        // A sample always takes time.
+        fits_both && self.costs.sample_ns > 0.0
     }
 
     /// Whether probes cost much less than a no-op probe, so that they cannot have seen the calls.
@@ -88,7 +92,8 @@ impl Measured {
 
     /// How long the figures are used; `None` until the next boot.
     fn lasts(&self) -> Option<std::time::Duration> {
-        match (self.is_plausible(), self.inline_is_bound) {
+        let lacks_inline = self.inline_pair_ns.is_none() && forbid_inline_hooks().is_none();
+        match (self.is_plausible(), self.inline_is_bound || lacks_inline) {
             (false, _) => Some(DISTURBED_FOR),
             (true, true) => Some(BOUND_FOR),
             (true, false) => None,
@@ -355,6 +360,8 @@ mod tests {
         // Another recording had already probed the same instruction, so the trap was not seen.
         let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
         assert!(!Measured { costs: shared, ..measured() }.is_plausible());
+        let without_samples = ProbeCosts { sample_ns: 0.0, ..measured().costs };
+        assert!(!Measured { costs: without_samples, ..measured() }.is_plausible());
         // Another recording had hooked it inline, so no probe was reached.
         let hidden = Measured { costs: ProbeCosts { allocation_ns: 0.3, ..measured().costs }, ..measured() };
         assert!(hidden.missed_calls() && !measured().missed_calls());
@@ -372,6 +379,8 @@ mod tests {
         assert_eq!(added([6.0; 3], [6.0; 3]), (LEAST_NS, true));
         assert_eq!(Measured { inline_is_bound: true, ..measured() }.lasts(), Some(BOUND_FOR));
         assert_eq!(measured().lasts(), None);
+        let unknown = Measured { inline_pair_ns: None, ..measured() };
+        assert_eq!(unknown.lasts(), forbid_inline_hooks().is_none().then_some(BOUND_FOR));
     }
 
     #[test]

@@ -208,6 +208,7 @@ pub fn stats(
         estimated_alloc_bytes,
         probe_seconds,
         probe_costs: None,
+        targets_cpu_seconds: None,
         daemon_cpu_seconds: cost.cpu_seconds,
         daemon_peak_rss_bytes: cost.peak_rss_bytes,
         hooks: Vec::new(),

@@ -275,7 +275,10 @@ impl Described {
             return;
         }
         self.hook = Some(attaching.standing.hook(process.tgid));
-        self.own_links = (self.hook == Some(Hook::Probe)).then(|| attaching.has_own_links(process.tgid));
+        // Where processes are hooked one by one, it may have lost its links since.
+        let had_own_links = attaching.takes_in() && self.own_links == Some(true);
+        let is_probed = self.hook == Some(Hook::Probe);
+        self.own_links = is_probed.then(|| had_own_links || attaching.has_own_links(process.tgid));
         let why = attaching.standing.why_not(process.tgid);
         if self.not_inline.as_deref() != why {
             self.not_inline = why.map(Arc::from);

@@ -131,13 +131,16 @@ impl ActiveRecording {
         say(format!("recording {}", self.session.describe_targets()));
         let plan = &self.session.plan;
         let targets = &plan.targets;
+        let asking = plan.asks_for_probes();
+        let why = asking.map(|option| format!("they do not work with {option}"));
         if plan.kernel.hook == Hook::Auto
-            && let Some(why) = plan.kernel.no_inline
+            && let Some(why) = plan.kernel.no_inline.map(str::to_owned).or(why)
         {
             say(format!("using probes instead of inline hooks: {why}"));
         }
         if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
-            say(BYSTANDERS_NOTE);
+            let cure = asking.map(|option| format!("; without {option}, others pay nothing"));
+            say(format!("{BYSTANDERS_NOTE}{}", cure.unwrap_or_default()));
         }
         if targets.objects.are_probed(plan.hooks_inline()) {
             say(OBJECTS_NOTE);

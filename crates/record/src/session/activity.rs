@@ -9,7 +9,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::errors::Step;
 use super::state::Session;
-use crate::attaching::taking_in::TakenIn;
+use crate::attaching::taking_in::{Place, TakenIn};
 use crate::budget::activity::Activity;
 use crate::cost::cpu_time;
 
@@ -67,17 +67,22 @@ impl Session {
         }
         let own_seconds = || cpu_time::of_process(std::process::id()).unwrap_or(0.0);
         let begun_seconds = own_seconds();
-        let taken_in = self.attaching.take_in(&mut self.host, process.tgid);
+        let place = self.attaching.make_place(process, now_ns);
+        if place == Some(Place::OfIdle) {
+            self.drop_untracked_heaps();
+        }
+        let taken_in = place.map(|_| self.attaching.take_in(&mut self.host, process.tgid));
         self.recorder.set_functions(self.attaching.hooks.functions());
         let Some(activity) = &mut self.attaching.activity else { return };
         activity.spend(((own_seconds() - begun_seconds) * 1e9) as u64);
         match taken_in {
-            TakenIn::Counted => {
+            Some(TakenIn::Counted) => {
                 let used = cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
                 activity.counted(process, used);
             }
-            TakenIn::NotYet => drop(activity.postponed(process, now_ns)),
-            TakenIn::Not(_) => activity.refused(process),
+            Some(TakenIn::NotYet) => drop(activity.postponed(process, now_ns)),
+            Some(TakenIn::Not(_)) => activity.refused(process),
+            None => activity.pass_over(process, now_ns),
         }
     }
 

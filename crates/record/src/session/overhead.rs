@@ -15,7 +15,7 @@ use crate::attaching::probes::Attaching;
 use crate::budget::controller::{Action, usage};
 use crate::budget::overhead::Overhead;
 use crate::budget::slowed::{Seen, Slowed};
-use crate::cost::budget::{MeanCosts, ProbeCosts};
+use crate::cost::budget::{MeanCosts, ProbeCosts, Use};
 use crate::cost::cpu_time;
 use crate::cost::measure::Measured;
 use crate::plan::Hook;
@@ -49,26 +49,7 @@ impl Session {
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let takes_in = self.attaching.takes_in();
         let actions = self.overhead.controller.look(&total, cpu_seconds, takes_in, now);
-        // Done before anything is detached, which would make probes look cheaper.
-        self.advise_inline();
         actions.into_iter().for_each(|action| self.act(action));
-    }
-
-    /// Reports once what inline hooks would take of the only named target, if probes take much of its time.
-    fn advise_inline(&mut self) {
-        let Overhead { controller, inline_advice, .. } = &mut self.overhead;
-        let targets = &self.plan.targets;
-        let ([Target::Pid(_)], [target]) = (&targets.rules[..], &targets.running[..]) else { return };
-        let (Some(share), Some(measured)) = (controller.share(), controller.measured()) else { return };
-        if self.plan.kernel.hook == Hook::Inline || !inline_advice.is_due(share) {
-            return;
-        }
-        if !self.attaching.could_be_hooked_inline(&self.host, target.pid) {
-            return inline_advice.refused();
-        }
-        if let Some(line) = inline_advice.tell(&target.comm, share, measured) {
-            log::warn!("{line}");
-        }
     }
 
     /// Carries out an action.
@@ -134,8 +115,15 @@ impl Session {
             let is_inline = attaching.standing.hook(process.tgid) == heapbpf_audit::Hook::Inline;
             Some(Seen { process: *process, comm, used, costs, is_inline })
         });
+        let about_inline = |pid, used: &Use, costs: &ProbeCosts| match attaching.standing.why_not(pid) {
+            Some(why) => Some(format!("it is not hooked inline: {why}")),
+            None => {
+                let advice = controller.advice().filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
+                advice.map(|advice| advice.told(used, costs))
+            }
+        };
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
-        let slowed = self.overhead.slowed.look(targets, tracking, budget, seconds);
+        let slowed = self.overhead.slowed.look(targets, (tracking, budget), seconds, about_inline);
         if budget.is_some() && !slowed.is_empty() {
             // Up to now they were counted.
             self.note_activity();

@@ -11,6 +11,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey};
 use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
+use crate::budget::activity::CpuTime;
 use crate::intake::counters::DaemonCounters;
 use crate::outputs::files::SnapshotFiles;
 use crate::outputs::status::Status;
@@ -91,7 +92,8 @@ impl Session {
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
         let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
         self.learn_costs(&cut.counts, &total);
-        let stats = self.stats(&total, missing, &daemon);
+        let (cpu, cpu_remark) = self.cpu_time().unzip();
+        let stats = self.stats(&total, missing, &daemon, cpu);
         let go = self.go_targets();
         // For some of them nothing was observed; their lines say why, and show their memory.
         let mut also = self.silent_targets();
@@ -119,8 +121,7 @@ impl Session {
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(cut, &total, &daemon, &seen));
-        notes.extend(self.unmatched());
-        notes.extend(self.cpu_remark());
+        notes.extend(self.unmatched().into_iter().chain(cpu_remark.flatten()));
         notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
         notes.extend(accounting::early_objects(&processes).into_iter().chain(accounting::announcements(&processes)));
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
@@ -178,10 +179,11 @@ impl Session {
         is_so.then(|| format!("no process matches {rules}"))
     }
 
-    /// Reports how much of the targets' CPU time was counted, where they are hooked one by one.
-    fn cpu_remark(&mut self) -> Option<String> {
+    /// CPU time of the targets, where they are hooked one by one, and a remark about how much of it was counted.
+    fn cpu_time(&mut self) -> Option<(CpuTime, Option<String>)> {
         let ended = self.kernel.totals.progress().ok()?;
-        self.attaching.cpu_remark(&mut self.host, &ended)
+        let cpu = self.attaching.cpu_time(&mut self.host, &ended)?;
+        Some((cpu, self.attaching.cpu_remark(cpu, &ended)))
     }
 
     /// Running targets that are listed even if they have not allocated: those that the user named, those that are
@@ -212,13 +214,15 @@ impl Session {
         }
     }
 
-    fn stats(&mut self, total: &Counters, missing: Missing, daemon: &DaemonCounters) -> Stats {
+    /// The accounting. `cpu`: CPU time of the targets, if it is known.
+    fn stats(&self, total: &Counters, missing: Missing, daemon: &DaemonCounters, cpu: Option<CpuTime>) -> Stats {
         let estimated = self.recorder.heap.estimated().alloc_bytes;
         let audits = self.attaching.hooks.audit();
         let controller = &self.overhead.controller;
         let probe_seconds = controller.costs().map(|_| self.overhead.spent.seconds());
         Stats {
             probe_costs: controller.measured().cloned(),
+            targets_cpu_seconds: cpu.map(CpuTime::seconds),
             ..accounting::stats(total, missing, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
         }
     }
@@ -237,7 +241,6 @@ impl Session {
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes().iter().cloned());
         notes.extend(self.overhead.slowed.notes().iter().cloned());
-        notes.extend(self.overhead.inline_advice.note());
         notes.extend(self.errors.notes());
         notes
     }

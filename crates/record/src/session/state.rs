@@ -189,7 +189,7 @@ impl Session {
             cuts: Cuts::default(),
             schedule: Schedule::begin(),
             hurry: Hurry::default(),
-            overhead: Overhead::new(controller),
+            overhead: Overhead::new(controller.advising(&plan)),
             classes,
             housekeeping: Housekeeping::default(),
             errors: Errors::default(),
@@ -313,7 +313,7 @@ fn load_inline(
 ) -> Result<Option<InlinePrograms>, KernelError> {
     match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian) {
         Err(error) if plan.kernel.hook == Hook::Auto => {
-            log::info!("nothing is hooked inline: {error}");
+            log::warn!("nothing is hooked inline: {error}");
             Ok(None)
         }
         loaded => loaded.map(Some),

@@ -27,6 +27,10 @@ impl Session {
         if hooked {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
+        // Before their first samples are taken in.
+        if self.attaching.targets.take_again() {
+            self.begin_heaps_anew(Looked::All);
+        }
         self.learn_interpreters();
         self.learn_code();
         for (pid, time_ns) in self.attaching.take_heard_ends() {
@@ -79,7 +83,7 @@ impl Session {
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, until_ns);
         self.grant_sites();
         for crash in self.recorder.take_crashes() {
-            self.attaching.note_crash(&crash, &self.host);
+            self.attaching.note_crash(&crash, &mut self.host);
             self.drop_untracked_heaps();
         }
         for (process, time_ns) in self.recorder.take_new_jit_processes() {
@@ -200,7 +204,8 @@ impl Session {
 
     /// Restarts the heaps of processes whose frees are tracked again.
     pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
-        if !self.attaching.targets.had_hidden() {
+        let targets = &self.attaching.targets;
+        if !targets.had_hidden() && !targets.had_given_up() {
             return;
         }
         let heap = &self.recorder.heap;
