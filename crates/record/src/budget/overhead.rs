@@ -20,11 +20,6 @@ pub struct Overhead {
 impl Overhead {
     /// Creates the state of a recording; nothing is known yet.
     pub fn new(controller: OverheadController) -> Self {
-        Self {
-            controller,
-            spent: Spent::default(),
-            cpu_time: CpuTime::begin(),
-            slowed: SlowedTargets::default(),
-        }
+        Self { controller, spent: Spent::default(), cpu_time: CpuTime::begin(), slowed: SlowedTargets::default() }
     }
 }
