@@ -71,7 +71,7 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
     let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
     // An allocator that no other process has, so no other recording hooks it.
     let own = program_with("crowded", "crowded-static", &["-static"]);
-    for (program, kind, count) in [(program("crowded"), "code", "9000"), (own, "pieces", "9000")] {
+    for (program, kind, count) in [(program("crowded"), "code", "9000"), (own, "pieces", "20000")] {
         let mut target = Target::start(&program, [kind, count, "1000"]);
         let recorder =
             Recorder::new().flag("--all").option("--hook", "probe").interval(512).option("--max-overhead", "none");

@@ -80,13 +80,15 @@ fn lines_of(function: &str) -> std::ops::Range<u32> {
     start..start + 1 + rest.expect("it is not the last") as u32
 }
 
+/// Fields of a process's `stat` file, beginning with its state.
+fn stat(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    stat.rsplit(')').next().unwrap_or("").split_whitespace().map(Into::into).collect()
+}
+
 /// Waits until heapbpf has read all pending records: it uses no CPU time for a while.
 fn until_idle(pid: u32) {
-    let used = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-        let fields: Vec<String> = stat.rsplit(')').next().unwrap_or("").split_whitespace().map(Into::into).collect();
-        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum::<u64>()
-    };
+    let used = || stat(pid)[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum::<u64>();
     until("heapbpf to be idle", || {
         let before = used();
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -133,9 +135,9 @@ fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) 
         let line = target.line();
         assert!(line == "DONE" || line.starts_with("CHILD"), "{line}");
     }
-    if run.interval == 1 {
-        until_idle(recording.pid());
-    }
+    // After its last line, it makes a block to read its input.
+    until("the program to wait for input", || stat(pid)[0] == "S");
+    until_idle(recording.pid());
     let (profile, stats) = recording.stop().results();
     assert!(target.end().success());
     (profile, stats, pid)
