@@ -56,6 +56,8 @@ struct LiveSample {
     trials: u64,
     offset: u64,
     time_ns: u64,
+    /// When it last lost a part, if it is a mapping; otherwise 0 (CLOCK_MONOTONIC).
+    shrunk_ns: u64,
     row: u32,
     mapped: bool,
     /// The last scan of the kernel's live map that found it, or [`reconciliation::DURING_SCAN`].
@@ -181,6 +183,7 @@ impl Heap {
             trials: sample.trials,
             offset: sample.offset,
             time_ns: sample.time_ns,
+            shrunk_ns: 0,
             row: row_number,
             mapped: sample.mapped,
             seen_in_scan: self.reconciliation.mark_of_new_block(),

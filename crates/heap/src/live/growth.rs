@@ -107,13 +107,13 @@ impl Heap {
         self.note_change(live, live.time_ns, at_ns, |growth, block| growth.freed.add(block));
     }
 
-    /// Records that a mapping lost a part: `lost` has the bytes of the part. The mapping counts as a sample only when it
-    /// is freed, because whether its parts were sampled was one event.
+    /// Records that a mapping lost a part: `lost` has the bytes of the part. The mapping counts as an object only when
+    /// it is freed.
     pub(super) fn note_shrunk(&mut self, lost: &LiveSample, at_ns: u64) {
         self.note_change(lost, lost.time_ns, at_ns, |growth, part| {
             // Samples and bytes do not match any more, so there is no common size.
             let largest_bytes = u64::MAX;
-            growth.freed.add(&SampleSums { samples: 0, objects: 0.0, objects_variance: 0.0, largest_bytes, ..*part });
+            growth.freed.add(&SampleSums { objects: 0.0, objects_variance: 0.0, largest_bytes, ..*part });
         });
     }
 
@@ -129,6 +129,11 @@ impl Heap {
         for mark_ns in marks.between(from_ns, until_ns) {
             let mut sums = SampleSums::NONE;
             sums.record(live.size_bytes, live.trials, live.offset, row.key.interval);
+            // Whether the parts of a mapping were sampled was one event, so only the first part that was freed since the
+            // mark counts as a sample.
+            if (live.time_ns..live.shrunk_ns).contains(&mark_ns) {
+                sums.samples = 0;
+            }
             add(row.curve.since_mut(mark_ns, oldest_ns), &sums);
         }
     }

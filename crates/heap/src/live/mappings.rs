@@ -33,6 +33,7 @@ impl Heap {
         // The offset was that of the whole mapping, and may lie in what is gone.
         live.offset = SampleSums::UNKNOWN_OFFSET;
         let lost = LiveSample { size_bytes: bytes, ..*live };
+        live.shrunk_ns = live.shrunk_ns.max(at_ns);
         let weight = weight_of(lost.trials, self.interval_of(&lost));
         self.totals.inuse_bytes -= bytes as f64 * weight;
         self.note_shrunk(&lost, at_ns);
@@ -141,11 +142,11 @@ mod tests {
         assert!((change / (inuse.bytes - before) - 1.0).abs() < 1e-9, "{growth:?}");
         assert!((heap.estimated().inuse_bytes / inuse.bytes - 1.0).abs() < 1e-9);
         assert_eq!((inuse.sampled_bytes, growth.kept.sampled_bytes), (3 * KEPT, KEPT));
-        assert_eq!((growth.freed.samples, growth.freed.objects), (0, 0.0));
+        assert_eq!((growth.freed.samples, growth.freed.objects), (2, 0.0), "each mapping is one sample");
         assert!(Growth { kept: SampleSums::NONE, ..growth }.is_known(), "what was lost is stored");
         heap.unmap(process(1), 2 * SIZE, 5 * SIZE, 2_300 * MS);
         let freed = heap.snapshot(now_ns, false).next().and_then(|it| it.growth).expect("a mark").freed;
-        assert_eq!((freed.samples, freed.sampled_bytes), (2, 2 * SIZE), "each mapping is one sample");
+        assert_eq!((freed.samples, freed.sampled_bytes), (2, 2 * SIZE), "no mapping is counted twice");
         assert!((freed.objects / alloc.objects - 2.0 / 3.0).abs() < 1e-9);
     }
 }
