@@ -458,8 +458,11 @@ impl Attaching {
                 self.members.awaited.insert(pid, awaited);
             } else {
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
-                if let Some(activity) = self.activity.as_mut().filter(|_| is_late) {
-                    activity.missed(main_thread_cpu_ns(pid).unwrap_or(0).saturating_sub(awaited.cpu_ns));
+                if let Some(activity) = self.activity.as_mut().filter(|_| is_late)
+                    && let Ok(Some(program)) = totals::program_of(&self.programs, pid)
+                {
+                    let missed_ns = main_thread_cpu_ns(pid).unwrap_or(0).saturating_sub(awaited.cpu_ns);
+                    activity.counted_late(program, missed_ns, Spent::of_living(pid));
                 }
                 // It may run on.
                 self.members.held.remove(&pid);

@@ -357,10 +357,16 @@ impl Activity {
         }
     }
 
-    /// Notes that a process that started during the recording is counted from now on, after its program used this much
-    /// CPU time, ns.
-    pub fn missed(&mut self, ns: u64) {
-        self.late_ns += ns;
+    /// Notes that a process is counted from now on. Its program used `missed_ns` of CPU time before; `cpu_ns` is as in
+    /// [`Self::counted`].
+    pub fn counted_late(&mut self, process: ProcessKey, missed_ns: u64, cpu_ns: Option<u64>) {
+        if self.processes.contains_key(&process) {
+            // What it used up to now is known, and is added to `late_ns` when it ends.
+            self.counted(process, cpu_ns);
+        } else if process.start_ns >= self.began_ns {
+            // The next check takes it for one that was counted from its start on.
+            self.late_ns += missed_ns;
+        }
     }
 
     /// Notes that a counted process used this much CPU time, ns, before an allocator was counted that it had loaded.
@@ -461,11 +467,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_used_before_it_was_hooked_is_not_counted() {
-        let mut activity = Activity::new(2, 1, true);
-        activity.missed(3 * MS);
-        let ended = Progress { ended_counted_ns: 10 * MS, ended_uncounted_ns: 2 * MS, ..Progress::default() };
-        assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 12 * MS, counted_ns: 7 * MS });
+    fn what_a_program_used_before_it_was_hooked_is_not_counted_and_is_taken_off_once() {
+        let process = ProcessKey { tgid: 1, start_ns: 5, ..ProcessKey::default() };
+        let thread = |ms| [LivingThread { process, memory_users: 1, cpu_ns: ms * MS }];
+        // A check may or may not find it before it is hooked, and before it ends.
+        for (is_found_before, is_found_after) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut activity = Activity::new(2, 1, true);
+            activity.look(&[], 100 * MS, |_| false, |_| true);
+            if is_found_before {
+                activity.look(&thread(2), 200 * MS, |_| false, |_| true);
+            }
+            activity.counted_late(process, 3 * MS, Some(3 * MS));
+            if is_found_after {
+                activity.look(&thread(8), 300 * MS, |_| true, |_| true);
+            }
+            activity.look(&[], 400 * MS, |_| false, |_| true);
+            let ended = Progress { ended_counted_ns: 10 * MS, ended_uncounted_ns: 2 * MS, ..Progress::default() };
+            let expected = CpuTime { all_ns: 12 * MS, counted_ns: 7 * MS };
+            assert_eq!(activity.of_all(&ended, |_| true), expected, "{is_found_before} {is_found_after}");
+        }
     }
 
     /// One process began before the recording, and one in it. The second is not known yet when it loads an allocator.
