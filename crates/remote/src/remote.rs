@@ -366,7 +366,8 @@ impl Remote {
             // What should have followed a late call was not done, so that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };
         }
-        if self.is_stop_wanted {
+        // A SIGCONT that came later has undone it, and would be discarded.
+        if self.is_stop_wanted && !stop.status(stop.pid).is_some_and(|status| status.is_continued()) {
             sys::kill(stop.pid, libc::SIGSTOP);
         }
         result

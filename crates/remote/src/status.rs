@@ -24,6 +24,8 @@ pub(crate) struct Status {
     pub(crate) has_memory: bool,
     /// Whether it is a kernel thread; only known from Linux 6.8 on.
     pub(crate) is_kernel_thread: Option<bool>,
+    /// Signals that wait to be delivered to the thread or to its process, as a set.
+    pending: u64,
 }
 
 /// The process that starts all other kernel threads.
@@ -54,10 +56,16 @@ impl Status {
                 "x86_Thread_features" => status.has_shadow_stack = value.split(' ').any(|word| word == "shstk"),
                 "VmSize" => status.has_memory = true,
                 "Kthread" => status.is_kernel_thread = Some(number() != 0),
+                "SigPnd" | "ShdPnd" => status.pending |= u64::from_str_radix(value, 16).unwrap_or(0),
                 _ => {}
             }
         }
         status
+    }
+
+    /// Whether a SIGCONT waits to be delivered. It would have been discarded by a SIGSTOP that came after it.
+    pub(crate) const fn is_continued(&self) -> bool {
+        self.pending & (1 << (libc::SIGCONT - 1)) != 0
     }
 
     /// Whether it may read the seccomp filters of others, as far as it can tell.
@@ -107,6 +115,15 @@ mod tests {
     }
 
     #[test]
+    fn a_signal_that_continues_a_process_waits_for_the_thread_or_for_the_process() {
+        let is_continued = |text: &str| Status::parse(text).is_continued();
+        assert!(is_continued("SigPnd:\t0000000000020000\nShdPnd:\t0000000000000000\n"));
+        assert!(is_continued("SigPnd:\t0000000000000000\nShdPnd:\t0000000000020001\n"));
+        assert!(!is_continued("SigPnd:\t0000000000040000\nShdPnd:\t000000000001ffff\n"));
+        assert!(!is_continued("ShdPnd:\tx\n"));
+    }
+
+    #[test]
     fn a_status_file_tells_what_forbids_a_stop() {
         let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nVmSize:\t   1 kB\n\
                     Seccomp:\t2\nCapEff:\t0000000000200000\nx86_Thread_features:\tshstk wrss \n";
@@ -120,6 +137,7 @@ mod tests {
             has_shadow_stack: true,
             has_memory: true,
             is_kernel_thread: None,
+            pending: 0,
         };
         assert_eq!(Status::parse(text), expected);
         let dead = Status::parse("State:\tZ (zombie)\nx86_Thread_features:\t\n");
