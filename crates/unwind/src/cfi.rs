@@ -23,6 +23,8 @@ const MAX_SECTION_BYTES: u64 = 64 << 20;
 const MAX_INDEXED: usize = 2_000_000;
 /// Largest entry whose instructions are evaluated, bytes. (The largest one in Debian's libLLVM has 9 KiB.)
 const MAX_ENTRY_BYTES: usize = 256 << 10;
+/// How many bytes of a section are read in the time in which one byte of its entries is indexed, roughly.
+const INDEXED: usize = 8;
 /// Size of the code at the entry point, bytes: `_start`, in the dynamic loader together with `_dl_start_user`.
 const ENTRY_POINT_BYTES: u64 = 64;
 
@@ -112,6 +114,14 @@ impl ModuleCfi {
             + index(&self.eh_frame_index)
             + index(&self.debug_frame_index)
             + self.elf.sections.len() * size_of::<heapbpf_elf::Section>()
+    }
+
+    /// What reading the module took, in bytes that could have been read in that time. Without a search table, each
+    /// entry of a section is read.
+    pub(crate) fn cost_bytes(&self) -> usize {
+        let eh_frame = if self.eh_frame_header.is_empty() { self.eh_frame.len() } else { 0 };
+        let indexed = eh_frame.saturating_add(self.debug_frame.len());
+        self.size_bytes().saturating_add(indexed.saturating_mul(INDEXED))
     }
 
     fn eh_frame_section(&self) -> EhFrame<Bytes<'_>> {
@@ -213,13 +223,13 @@ impl ModuleCfi {
     }
 
     /// Calls `visit` with the row for `file_offset` in the entry at `offset` of `section`, and returns its result;
-    /// `None` if there is no such row.
+    /// `None` if there is no such row, or `budget` is used up.
     pub(crate) fn with_row<T>(
         &self,
         context: &mut Context,
         file_offset: u64,
-        section: Section,
-        offset: u32,
+        (section, offset): (Section, u32),
+        budget: &mut Budget,
         visit: impl FnOnce(Row<'_, '_>) -> T,
     ) -> Option<T> {
         let address = self.elf.address_of_offset(file_offset)?;
@@ -228,12 +238,14 @@ impl ModuleCfi {
             Section::EhFrame => {
                 let section = self.eh_frame_section();
                 let entry = section.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).ok()?;
+                budget.spend(cost(&entry))?;
                 let row = entry.unwind_info_for_address(&section, &self.bases, context, address).ok()?;
                 Some(visit(Row { row, section: &self.eh_frame, entry: &entry }))
             }
             Section::DebugFrame => {
                 let section = self.debug_frame_section();
                 let entry = section.fde_from_offset(&self.bases, offset.into(), DebugFrame::cie_from_offset).ok()?;
+                budget.spend(cost(&entry))?;
                 let row = entry.unwind_info_for_address(&section, &self.bases, context, address).ok()?;
                 Some(visit(Row { row, section: &self.debug_frame, entry: &entry }))
             }
@@ -263,6 +275,11 @@ fn from_segments(elf: &Elf, image: &dyn Image) -> Option<(Vec<u8>, Vec<u8>, Base
     Some((section, header, bases))
 }
 
+/// Bytes of instructions that evaluating an entry may take.
+fn cost(entry: &Entry<'_>) -> usize {
+    entry.entry_len().saturating_add(entry.cie().entry_len())
+}
+
 /// Converts the row for `address` in `entry` to a rule. Returns `general` if the row must be evaluated each time.
 fn row_rule<'a, S: UnwindSection<Bytes<'a>>>(
     section: &S,
@@ -273,8 +290,7 @@ fn row_rule<'a, S: UnwindSection<Bytes<'a>>>(
     general: Rule,
     budget: &mut Budget,
 ) -> Rule {
-    let cost = entry.entry_len().saturating_add(entry.cie().entry_len());
-    if budget.spend(cost).is_none() {
+    if budget.spend(cost(entry)).is_none() {
         return Rule::Bad;
     }
     let Ok(row) = entry.unwind_info_for_address(section, bases, context, address) else { return Rule::Bad };
@@ -416,6 +432,26 @@ mod tests {
         assert_eq!(rule(0x100, false, &arch::SIGNAL_TRAMPOLINE[1..]), plain(Rule::Uncovered));
         // In no segment.
         assert_eq!(rule(0x4000, false, &arch::SIGNAL_TRAMPOLINE), plain(Rule::Uncovered));
+    }
+
+    #[test]
+    fn a_row_that_is_evaluated_for_each_frame_is_charged_each_time() {
+        let module = ModuleCfi::read(&std::fs::File::open("/proc/self/exe").expect("our own")).expect("well-formed");
+        let mut code = (0..4096).map(|at| module.elf.entry + 16 * at);
+        let found = code.find_map(|address| Some((address, module.eh_entry(address)?.1)));
+        let (address, offset) = found.expect("a function with an entry");
+        let file_offset = module.elf.offset_of_address(address).expect("in a segment");
+        let evaluate = |budget: &mut Budget| {
+            module.with_row(&mut Context::new(), file_offset, (Section::EhFrame, offset), budget, |_| ())
+        };
+        let mut budget = Budget::of_one_stack();
+        let mut left = vec![budget.0];
+        for _ in 0..3 {
+            assert!(evaluate(&mut budget).is_some());
+            left.push(budget.0);
+        }
+        assert!(left[0] - left[1] > 0 && left[1] - left[2] == left[2] - left[3], "{left:?}");
+        assert!(evaluate(&mut Budget(1)).is_none());
     }
 
     #[test]

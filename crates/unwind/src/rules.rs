@@ -10,6 +10,12 @@ use crate::mapping::{Mapping, ModuleId};
 use crate::rule::{FoundRule, Rule, Section};
 use crate::rule_cache::RuleCache;
 
+/// Maximum size of unwind sections that are read between two calls of [`LoadedModules::drop_unused`], bytes. Sections
+/// that do not fit into memory together are read again and again.
+const MOST_READ_BYTES: usize = 1 << 30;
+/// Why a module is not read beyond that.
+const TOO_OFTEN: &str = "reading unwind sections takes too long";
+
 /// Finds rules, and holds the data needed for that.
 pub struct Rules {
     /// Rules found before.
@@ -26,6 +32,7 @@ impl Rules {
             loaded: HashMap::new(),
             budget_bytes: section_bytes,
             held_bytes: 0,
+            left_bytes: MOST_READ_BYTES,
             clock: 0,
             looked_at: 0,
         };
@@ -79,18 +86,19 @@ impl Rules {
     }
 
     /// Passes the row for `file_offset` of `module` in the entry at `offset` of `section` to `visit`; returns `None` if
-    /// there is no such row.
+    /// there is no such row, or `budget` is used up.
     pub fn with_row<T>(
         &mut self,
         files: &mut dyn ModuleFiles,
         (module, file_offset): (ModuleId, u64),
-        (section, offset): (Section, u32),
+        entry: (Section, u32),
+        budget: &mut Budget,
         visit: impl FnOnce(Row<'_, '_>) -> T,
     ) -> Option<T> {
         let context = &mut self.context;
         let cfi = self.modules.cfi(files, module).ok()?;
         // See `evaluate`.
-        let result = catch_unwind(AssertUnwindSafe(|| cfi.with_row(context, file_offset, section, offset, visit)));
+        let result = catch_unwind(AssertUnwindSafe(|| cfi.with_row(context, file_offset, entry, budget, visit)));
         result.unwrap_or_else(|_| {
             self.context = Context::new();
             None
@@ -103,6 +111,8 @@ pub struct LoadedModules {
     loaded: HashMap<ModuleId, Loaded>,
     budget_bytes: usize,
     held_bytes: usize,
+    /// How much may still be read until the next [`Self::drop_unused`].
+    left_bytes: usize,
     clock: u64,
     /// The clock at the last [`Self::drop_unused`].
     looked_at: u64,
@@ -131,6 +141,7 @@ impl LoadedModules {
         let since = std::mem::replace(&mut self.looked_at, self.clock);
         self.loaded.retain(|_, loaded| loaded.used > since && loaded.cfi.is_ok());
         self.held_bytes = self.loaded.values().map(|loaded| loaded.size_bytes).sum();
+        self.left_bytes = MOST_READ_BYTES;
     }
 
     fn cfi(&mut self, files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
@@ -139,8 +150,13 @@ impl LoadedModules {
             loaded.used = self.clock;
             return loaded.cfi.clone();
         }
+        if self.left_bytes == 0 {
+            return Err(TOO_OFTEN.into());
+        }
         let cfi = load(files, module);
         let size_bytes = cfi.as_ref().map_or(0, |cfi| cfi.size_bytes()) + size_of::<ModuleCfi>();
+        let cost_bytes = cfi.as_ref().map_or(0, |cfi| cfi.cost_bytes()).max(size_bytes);
+        self.left_bytes = self.left_bytes.saturating_sub(cost_bytes);
         self.held_bytes += size_bytes;
         while self.held_bytes > self.budget_bytes && !self.loaded.is_empty() {
             let oldest = self.loaded.iter().min_by_key(|(_, loaded)| loaded.used).map(|(id, _)| *id);
@@ -191,6 +207,21 @@ mod tests {
         fn is_anonymous(&self, _: ModuleId) -> bool {
             false
         }
+    }
+
+    #[test]
+    fn sections_that_do_not_fit_together_are_read_again_for_a_while_only() {
+        let (mut rules, mut files) = (Rules::new(1), Own(0));
+        let [one, two] = [1, 2].map(ModuleId);
+        rules.modules.cfi(&mut files, one).expect("our own file");
+        let cost = MOST_READ_BYTES - rules.modules.left_bytes;
+        assert!(cost > 0);
+        rules.modules.left_bytes = 3 * cost;
+        let mut read = |rules: &mut Rules| [two, one].map(|module| rules.modules.cfi(&mut files, module).map(drop));
+        assert_eq!(read(&mut rules), [Ok(()), Ok(())]);
+        assert_eq!(read(&mut rules), [Ok(()), Err(TOO_OFTEN.into())]);
+        rules.modules.drop_unused();
+        assert_eq!(read(&mut rules), [Ok(()), Ok(())]);
     }
 
     #[test]

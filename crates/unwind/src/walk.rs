@@ -199,7 +199,8 @@ impl<'a, M: Memory> Walk<'a, M> {
             Rule::Plain(plain) => self.state.leave_plain(&plain, self.memory),
             Rule::Entry { section, offset } => {
                 let Surroundings { files, rules, .. } = &mut self.around;
-                let step = rules.with_row(&mut **files, (module, file_offset), (section, offset), |row| {
+                let (entry, budget) = ((section, offset), &mut self.budget);
+                let step = rules.with_row(&mut **files, (module, file_offset), entry, budget, |row| {
                     self.is_exact = row.entry.is_signal_trampoline();
                     self.state.leave_by_row(&row, self.memory)
                 });
