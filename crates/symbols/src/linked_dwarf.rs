@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use addr2line::{Context, LookupContinuation as _, LookupResult, SplitDwarfLoad};
 use gimli::{DebugAbbrev, DebugInfo, DwarfPackage, EndianArcSlice, LittleEndian, Section as _, SectionId, UnitType};
 use heapbpf_elf::Elf;
 use heapbpf_elf::debug_link::{self, AltLink};
+use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_unwind::image::Image;
 
 use super::debug_files::{self, DebugFile};
@@ -41,6 +43,8 @@ pub struct Places<'a> {
     pub root: Option<&'a Path>,
     /// Servers with debug files.
     pub debuginfod: Option<&'a Debuginfod>,
+    /// CPU time of this thread at which reading ends.
+    pub until: Duration,
 }
 
 /// A function at an address.
@@ -76,14 +80,17 @@ impl<'a> LinkedDwarf<'a> {
             return None;
         }
         let mut left_bytes = most_bytes;
-        let mut dwarf = load(image, elf, &mut left_bytes, |id| Some(id.name()))?;
+        let mut dwarf = load(image, elf, (&mut left_bytes, places.until), |id| Some(id.name()))?;
         if alt.is_none() && !has_skeletons(&dwarf) {
             return None;
         }
         let mut missing = None;
         if let Some(alt) = &alt {
             match shared(alt, &places) {
-                Some(file) => dwarf.set_sup(load(&file.file, &file.elf, &mut left_bytes, |id| Some(id.name()))?),
+                Some(file) => {
+                    let left = (&mut left_bytes, places.until);
+                    dwarf.set_sup(load(&file.file, &file.elf, left, |id| Some(id.name()))?);
+                }
                 None => missing = Some(format!("the shared debug file {} was not found", alt.path.display())),
             }
         }
@@ -141,16 +148,17 @@ pub fn entries(image: &dyn Image, elf: &Elf) -> Option<(DebugInfo<Bytes>, DebugA
     Some((DebugInfo::load(load).ok()?, DebugAbbrev::load(load).ok()?))
 }
 
-/// Reads debug sections. Returns `None` if they exceed the bytes left or are nested too deeply.
+/// Reads debug sections. Returns `None` if they exceed the bytes or the time left, or are nested too deeply.
 fn load(
     image: &dyn Image,
     elf: &Elf,
-    left_bytes: &mut u64,
+    (left_bytes, until): (&mut u64, Duration),
     name: impl Fn(SectionId) -> Option<&'static str>,
 ) -> Option<Dwarf> {
     *left_bytes = left_bytes.checked_sub(debug_bytes(image, elf))?;
     let dwarf = gimli::Dwarf::load(|id| section(image, elf, name(id))).ok()?;
-    (!is_too_deep(&dwarf.debug_info, &dwarf.debug_abbrev)).then_some(dwarf)
+    let is_over = || thread_cpu_time() >= until;
+    (!is_too_deep(&dwarf.debug_info, &dwarf.debug_abbrev, &is_over)).then_some(dwarf)
 }
 
 fn section(image: &dyn Image, elf: &Elf, name: Option<&str>) -> Result<Bytes, gimli::Error> {
@@ -209,7 +217,8 @@ fn split_unit(
 ) -> Option<Arc<Dwarf>> {
     use std::os::unix::ffi::OsStrExt as _;
     if let Some(found) = package.and_then(|package| package.find_cu(wanted.dwo_id, &wanted.parent).ok()?) {
-        return (!is_too_deep(&found.debug_info, &found.debug_abbrev)).then(|| Arc::new(found));
+        let is_over = || thread_cpu_time() >= places.until;
+        return (!is_too_deep(&found.debug_info, &found.debug_abbrev, &is_over)).then(|| Arc::new(found));
     }
     let path = |bytes: &Option<Bytes>| bytes.as_ref().map(|it| PathBuf::from(std::ffi::OsStr::from_bytes(it.bytes())));
     let name = path(&wanted.path)?;
@@ -218,7 +227,7 @@ fn split_unit(
     let beside = places.module.parent()?.join(&plain);
     let names = [built, beside].into_iter().chain(places.directories.iter().map(|directory| directory.join(&plain)));
     let file = open_first(places, names, |file| file.elf.section(".debug_info.dwo").is_some())?;
-    let mut dwarf = load(&file.file, &file.elf, left_bytes, |id| id.dwo_name())?;
+    let mut dwarf = load(&file.file, &file.elf, (left_bytes, places.until), |id| id.dwo_name())?;
     dwarf.make_dwo(&wanted.parent);
     let header = dwarf.units().next().ok()??;
     let is_it = match header.type_() {

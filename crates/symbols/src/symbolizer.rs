@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 use heapbpf_elf::{Elf, debugdata};
+use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_unwind::cfi::ModuleCfi;
@@ -33,6 +35,17 @@ const MOST_ADDRESSES: usize = 1 << 18;
 const MOST_TOO_LONG: usize = 8;
 /// Maximum size of a `.gnu_debugdata` section that is unpacked, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
+/// Maximum CPU time for reading a file's debug information: this much, and more for each MiB. A small file may be made
+/// so that reading it takes hours.
+const LEAST_TIME: Duration = Duration::from_secs(5);
+const TIME_OF_A_MIB: Duration = Duration::from_secs(1);
+/// Number of addresses that are looked up between two looks at the clock.
+const AT_ONCE: usize = 16;
+
+/// Maximum CPU time for reading debug information of this size.
+fn longest(least: Duration, bytes: u64) -> Duration {
+    least + TIME_OF_A_MIB * u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
+}
 
 /// A function at an address of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +85,12 @@ pub struct Symbolizer {
     too_long: usize,
     /// Modules for which that was reported.
     has_long_names: HashSet<ModuleId>,
+    /// See [`LEAST_TIME`].
+    pub(super) least_time: Duration,
+    /// CPU time of this thread at which reading debug information ends.
+    until: Duration,
+    /// Whether reading the current module's debug information took too long.
+    is_too_slow: bool,
     progress: Arc<Progress>,
 }
 
@@ -104,6 +123,9 @@ impl Symbolizer {
             worked_bytes: 0,
             too_long: 0,
             has_long_names: HashSet::new(),
+            least_time: LEAST_TIME,
+            until: Duration::ZERO,
+            is_too_slow: false,
             progress,
         }
     }
@@ -205,7 +227,7 @@ impl Symbolizer {
             offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
         let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
         let mut reason = String::new();
-        self.too_long = 0;
+        (self.too_long, self.is_too_slow) = (0, false);
 
         let root = modules.root(module);
         let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
@@ -258,6 +280,11 @@ impl Symbolizer {
         if self.too_long > 0 && self.has_long_names.insert(module) {
             log::warn!("{path}: C++ names are shown as they are, because some take too long to demangle");
         }
+        if self.is_too_slow {
+            self.notes.insert(format!(
+                "{path}: debug information takes too long to read, so lines and inlined calls are missing"
+            ));
+        }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
     }
@@ -297,12 +324,18 @@ impl Symbolizer {
     ) -> bool {
         let options = self.options.clone();
         let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
-        let places = Places { module: Path::new(module), file, directories, root, debuginfod };
+        // How large the other files are is not known.
+        let until = thread_cpu_time() + longest(self.least_time, options.max_debug_bytes);
+        let places = Places { module: Path::new(module), file, directories, root, debuginfod, until };
         // The debug information may be a target's, so a panic must not escape.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
             let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
             self.worked_bytes += debug_bytes(image, elf);
             for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
+                if thread_cpu_time() >= until {
+                    self.is_too_slow = true;
+                    break;
+                }
                 let functions = address.map(|address| linked.functions(address)).unwrap_or_default();
                 let last = functions.len().saturating_sub(1);
                 let symbols = functions.iter().enumerate();
@@ -368,7 +401,15 @@ impl Symbolizer {
             return Contents::Symbols;
         }
         self.worked_bytes += bytes;
-        let is_readable = is_trusted || entries(image, elf).is_some_and(|(info, abbrev)| !is_too_deep(&info, &abbrev));
+        let until = thread_cpu_time() + longest(self.least_time, bytes);
+        let is_over = || thread_cpu_time() >= until;
+        self.until = until;
+        let is_readable = is_trusted
+            || entries(image, elf).is_some_and(|(info, abbrev)| !is_too_deep(&info, &abbrev, &is_over));
+        if !is_readable && is_over() {
+            self.is_too_slow = true;
+            return Contents::Symbols;
+        }
         if !is_readable {
             let consequence = "so lines and inlined calls are missing";
             self.notes.insert(format!("{path}: debug information is malformed or nested too deeply, {consequence}"));
@@ -434,9 +475,18 @@ impl Symbolizer {
                 .build();
             let mut source = ElfSource::new(path);
             source.debug_syms = with_debug;
-            let answer = blazesym.symbolize(&Source::Elf(source), Input::VirtOffset(addresses));
-            let answer = answer.map_err(|error| error.to_string())?;
-            Ok(answer.iter().map(|symbolized| self.symbols(symbolized)).collect())
+            let source = Source::Elf(source);
+            let mut found = Vec::with_capacity(addresses.len());
+            for some in addresses.chunks(AT_ONCE) {
+                if with_debug && thread_cpu_time() >= self.until {
+                    self.is_too_slow = true;
+                    return Err("debug information takes too long to read".into());
+                }
+                let answer = blazesym.symbolize(&source, Input::VirtOffset(some));
+                let answer = answer.map_err(|error| error.to_string())?;
+                found.extend(answer.iter().map(|symbolized| self.symbols(symbolized)));
+            }
+            Ok(found)
         }));
         asked.unwrap_or_else(|_| Err("malformed debug information".into()))
     }

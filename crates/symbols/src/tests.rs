@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use heapbpf_elf::Elf;
 use heapbpf_host::mappings::ModuleId;
@@ -159,6 +160,21 @@ fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
     let symbols = symbolizer.get(MODULE, offset);
     assert_eq!((functions(&symbols), symbols[0].line), (vec!["outer"], None));
     assert_eq!(symbolizer.notes().count(), 1);
+}
+
+/// Its time is over before anything was read.
+#[test]
+fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let offset = offset_of(&library, "outer");
+    let mut symbolizer = Symbolizer::new(no_debug_files());
+    symbolizer.least_time = Duration::ZERO;
+    symbolizer.symbolize(&mut One::file(&library), [(MODULE, offset)]);
+    let symbols = symbolizer.get(MODULE, offset);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["outer"], None));
+    let notes: Vec<&str> = symbolizer.notes().collect();
+    assert!(notes.len() == 1 && notes[0].contains("takes too long to read"), "{notes:?}");
 }
 
 #[test]
