@@ -1,23 +1,22 @@
 //! Examined files: which of them have an allocator, and the plan of each, which is made once.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use heapbpf_host::open::{self, Beneath};
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_host::priority::RaisedPriority;
+use heapbpf_host::side_by_side::{Aside, Done};
 use heapbpf_probes::{
     AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
 };
 
 use crate::content::Content;
 
-/// Files of at least this size are examined on a separate thread, one at a time: a file of 150 MB takes a quarter of a
-/// second and 40 MiB.
+/// Files of at least this size are examined one at a time: a file of 150 MB takes a quarter of a second and 40 MiB.
 const LARGE_BYTES: u64 = 8 << 20;
 
 /// Maximum number of known files. Beyond that, files without anything to miss are forgotten, and examined again when
@@ -106,19 +105,13 @@ pub struct ExaminedFiles {
     beneath: HashMap<Beneath, (FileKey, bool)>,
     /// Keys of files that are known under another key.
     aliases: HashMap<FileKey, FileKey>,
-    /// Files that the separate thread is examining, and those that wait for it.
-    under_way: HashSet<FileKey>,
     /// See [`take_outdated`](Self::take_outdated).
     outdated: Vec<FileKey>,
-    jobs: Option<Sender<Job>>,
-    examined: (Sender<Examined>, Receiver<Examined>),
+    /// Files that another thread is examining, one after another, so that only the memory for one is needed.
+    aside: Aside<FileKey, ExaminedFile>,
+    /// Large files, on a thread of their own: small ones do not wait for them.
+    large_aside: Aside<FileKey, ExaminedFile>,
 }
-
-/// A file to examine, its path, and whether a program waits for that.
-type Job = (FileKey, String, Arc<File>, bool);
-
-/// What the thread has found. `None` if it could not examine the file.
-type Examined = (FileKey, Option<ExaminedFile>);
 
 impl ExaminedFiles {
     /// Creates the set without any files. `table` lists the allocators to look for.
@@ -130,10 +123,9 @@ impl ExaminedFiles {
             by_key: HashMap::new(),
             beneath: HashMap::new(),
             aliases: HashMap::new(),
-            under_way: HashSet::new(),
             outdated: Vec::new(),
-            jobs: None,
-            examined: channel(),
+            aside: Aside::new("examine"),
+            large_aside: Aside::new("examine-large"),
         }
     }
 
@@ -180,9 +172,11 @@ impl ExaminedFiles {
     /// The file's metadata cannot be read.
     pub fn examine(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), UnreadableFile> {
         let key = self.key_of(file).map_err(|source| UnreadableFile { path: path.to_owned(), source })?;
-        while self.under_way.contains(&key) {
-            let Ok(examined) = self.examined.1.recv() else { break };
-            self.take_in(examined);
+        for is_large in [false, true] {
+            while self.aside(is_large).under_way().contains(&key) {
+                let Some(examined) = self.aside(is_large).wait() else { break };
+                self.take_in(examined);
+            }
         }
         if self.is_known(key, file) {
             return Ok((key, self.plan(key).is_some()));
@@ -235,64 +229,52 @@ impl ExaminedFiles {
         gone
     }
 
-    /// Starts examining a large file on another thread. Returns whether that is in progress. If not, examining the file
-    /// is quick, or it is done. `is_awaited`: a program waits at its entry point for it, for a second at most.
+    /// The thread that examines files of a size.
+    const fn aside(&mut self, is_large: bool) -> &mut Aside<FileKey, ExaminedFile> {
+        if is_large { &mut self.large_aside } else { &mut self.aside }
+    }
+
+    /// Starts examining a file on another thread, unless it is known. Returns whether that is in progress.
+    /// `is_awaited`: a program waits at its entry point for it, for a second at most.
     pub fn examine_aside(&mut self, path: &str, file: &Arc<File>, is_awaited: bool) -> bool {
-        while let Ok(examined) = self.examined.1.try_recv() {
-            self.take_in(examined);
+        for is_large in [false, true] {
+            while let Some(examined) = self.aside(is_large).next_done() {
+                self.take_in(examined);
+            }
         }
         let Ok(key) = self.key_of(file) else { return false };
-        if self.under_way.contains(&key) {
+        if self.is_examined(key) {
             return true;
         }
-        if self.is_known(key, file) || !is_large(file) {
+        if self.is_known(key, file) {
             return false;
         }
-        let begun =
-            self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file), is_awaited)).is_ok());
-        if begun {
-            log::debug!("{path} is examined on a thread of its own");
-            self.under_way.insert(key);
-        }
-        begun
+        let (rules, table, sources, is_large) = (self.rules, self.table.clone(), self.sources, is_large(file));
+        let (path, file) = (path.to_owned(), Arc::clone(file));
+        self.aside(is_large).begin(key, move || {
+            let _raised = is_awaited.then(RaisedPriority::begin);
+            let examined = examined(path, file, (&rules, &table, sources));
+            if is_large {
+                give_memory_back();
+            }
+            examined
+        })
     }
 
-    /// The queue of the thread that examines large files, which is started when it is first needed. There is one
-    /// thread, so that only the memory for one file is needed.
-    fn jobs(&mut self) -> Option<&Sender<Job>> {
-        if self.jobs.is_none() {
-            let (jobs, queue) = channel::<Job>();
-            let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
-            let sources = self.sources;
-            let work = move || {
-                for (key, path, file, is_awaited) in queue {
-                    let _raised = is_awaited.then(RaisedPriority::begin);
-                    // The file may be hostile. Its reader should not panic, but if it does, the waiting side must be
-                    // notified.
-                    let found =
-                        catch_unwind(AssertUnwindSafe(|| self::examined(path, file, (&rules, &table, sources)))).ok();
-                    give_memory_back();
-                    if examined.send((key, found)).is_err() {
-                        return;
-                    }
-                }
-            };
-            let thread = std::thread::Builder::new().name("examine".into()).spawn(work);
-            self.jobs = thread.ok().map(|_| jobs);
-        }
-        self.jobs.as_ref()
+    /// Whether a file is being examined.
+    fn is_examined(&self, key: FileKey) -> bool {
+        [&self.aside, &self.large_aside].iter().any(|aside| aside.under_way().contains(&key))
     }
 
-    fn take_in(&mut self, (key, examined): Examined) {
-        self.under_way.remove(&key);
+    fn take_in(&mut self, (key, examined): Done<FileKey, ExaminedFile>) {
         if let Some(examined) = examined {
             self.insert(key, examined);
         }
     }
 
     /// Examines many files on all CPUs, but large files one after another, because each takes a lot of memory. Files
-    /// that cannot be read are skipped; [`examine`](Self::examine) reports them.
-    pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) {
+    /// that cannot be read are skipped; [`examine`](Self::examine) reports them. Returns whether any was not known.
+    pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) -> bool {
         let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
         for (path, file) in files {
             if let Ok(key) = self.key_of(&file)
@@ -300,6 +282,9 @@ impl ExaminedFiles {
             {
                 new.entry(key).or_insert((path, file));
             }
+        }
+        if new.is_empty() {
+            return false;
         }
         let (large, small): (Vec<_>, Vec<_>) = new.into_iter().partition(|(_, (_, file))| is_large(file));
         let small = Mutex::new(small);
@@ -318,6 +303,7 @@ impl ExaminedFiles {
             workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
         });
         examined.into_iter().for_each(|(key, examined)| self.insert(key, examined));
+        true
     }
 
     /// Plans an examined file again, avoiding probes at these file offsets as far as possible.
@@ -391,31 +377,37 @@ fn is_large(file: &File) -> bool {
 fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
     // It may be written to while it is read.
     let content = Content::of(&file).ok();
-    let examined = planned(path, Arc::clone(&file), how);
+    // Its reader should not panic, however hostile the file is. If it does, the file is not read again.
+    let examined = catch_unwind(AssertUnwindSafe(|| planned(&path, &file, how)));
+    let examined = examined.unwrap_or_else(|_| nothing(&path, AttachError::Damaged("contents")));
     ExaminedFile { content, file: examined.plan.is_ok().then_some(file), ..examined }
 }
 
-fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
-    let (rules, table, sources) = how;
-    let nothing = ExaminedFile {
-        path,
+/// A file in which nothing can be hooked.
+fn nothing(path: &str, why: AttachError) -> ExaminedFile {
+    ExaminedFile {
+        path: path.to_owned(),
         file: None,
         content: None,
-        plan: Err(Arc::new(AttachError::NoAnnouncements)),
+        plan: Err(Arc::new(why)),
         announces: false,
         runtime: None,
         objects: None,
-    };
+    }
+}
+
+fn planned(path: &str, file: &File, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    let (rules, table, sources) = how;
+    let nothing = nothing(path, AttachError::NoAnnouncements);
     if sources == Sources::Announcements {
-        let plan = announced(&*file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
+        let plan = announced(file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
         return ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing };
     }
-    let Examination { plan, runtime, objects } =
-        examine_avoiding(&*file, &nothing.path, rules, table, &BTreeSet::new());
+    let Examination { plan, runtime, objects } = examine_avoiding(file, path, rules, table, &BTreeSet::new());
     let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
     if has_none
         && sources == Sources::AllocatorsOrAnnouncements
-        && let Ok(Some(announced)) = announced(&*file, rules)
+        && let Ok(Some(announced)) = announced(file, rules)
     {
         return ExaminedFile { plan: Ok(announced), announces: true, runtime, ..nothing };
     }
@@ -495,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn large_files_are_examined_aside_once_and_waited_for_where_needed() {
+    fn files_are_examined_aside_once_and_waited_for_where_needed() {
         let folder = tempfile::tempdir().expect("a folder");
         let (small, small_file) = text_file(folder.path(), "small");
         let (large, large_file) = text_file(folder.path(), "large");
@@ -504,15 +496,16 @@ mod tests {
             .open(&large)
             .and_then(|file| file.set_len(LARGE_BYTES))
             .expect("a file with a hole");
-        let mut files = files();
-        assert!(!files.examine_aside(&small, &small_file, false), "at once, when it is needed");
-        assert!(files.examine_aside(&large, &large_file, true));
-        // It stays in progress until its result is taken in.
-        let key = FileKey::of(&large_file).expect("stat of an open file");
-        assert!(files.under_way.contains(&key) && files.get(key).is_none());
-        assert_eq!(files.examine(&large, &large_file).expect("readable"), (key, false));
-        assert!(files.under_way.is_empty() && files.get(key).is_some());
-        assert!(!files.examine_aside(&large, &large_file, true), "once");
+        for (path, file) in [(&small, &small_file), (&large, &large_file)] {
+            let mut files = files();
+            assert!(files.examine_aside(path, file, true));
+            // It stays in progress until its result is taken in.
+            let key = FileKey::of(file).expect("stat of an open file");
+            assert!(files.is_examined(key) && files.get(key).is_none());
+            assert_eq!(files.examine(path, file).expect("readable"), (key, false));
+            assert!(!files.is_examined(key) && files.get(key).is_some());
+            assert!(!files.examine_aside(path, file, true), "once");
+        }
     }
 
     #[test]
@@ -521,7 +514,7 @@ mod tests {
         let mut all: Vec<_> = (0..20).map(|i| text_file(folder.path(), &i.to_string())).collect();
         all.extend(all.clone());
         let mut together = files();
-        together.examine_all(all.clone());
+        assert!(together.examine_all(all.clone()) && !together.examine_all(all.clone()), "once");
         assert_eq!(together.by_key.len(), 20);
         let mut one_by_one = files();
         for (path, file) in &all {

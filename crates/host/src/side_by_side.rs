@@ -1,5 +1,9 @@
-//! Runs work that waits for the kernel on several threads at once.
+//! Runs work that takes long, or waits for the kernel, on other threads.
 
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 /// Maximum number of threads for work that mostly waits.
@@ -34,6 +38,79 @@ fn by_threads<T: Send>(most: usize, items: Vec<T>, work: impl Fn(T) + Sync) {
     });
 }
 
+/// A thread that does jobs in the order in which they are begun, while the caller goes on. It starts with the first
+/// job. At most one job of each key is under way.
+pub struct Aside<K, T> {
+    name: &'static str,
+    jobs: Option<Sender<(K, Job<T>)>>,
+    done: (Sender<Done<K, T>>, Receiver<Done<K, T>>),
+    under_way: HashSet<K>,
+}
+
+type Job<T> = Box<dyn FnOnce() -> T + Send>;
+
+/// A finished job: its key and its result; `None` if it panicked.
+pub type Done<K, T> = (K, Option<T>);
+
+impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
+    /// A thread with this name, which has nothing to do yet.
+    #[must_use]
+    pub fn new(name: &'static str) -> Self {
+        Self { name, jobs: None, done: channel(), under_way: HashSet::new() }
+    }
+
+    /// Begins a job, none of which with this key may be under way. Returns false if the thread cannot be started; then
+    /// the job is dropped.
+    pub fn begin(&mut self, key: K, job: impl FnOnce() -> T + Send + 'static) -> bool {
+        if self.jobs.is_none() {
+            self.jobs = self.start();
+        }
+        let job: Job<T> = Box::new(job);
+        let has_begun = self.jobs.as_ref().is_some_and(|jobs| jobs.send((key, job)).is_ok());
+        if has_begun {
+            self.under_way.insert(key);
+        }
+        has_begun
+    }
+
+    fn start(&self) -> Option<Sender<(K, Job<T>)>> {
+        let (jobs, queue) = channel::<(K, Job<T>)>();
+        let done = self.done.0.clone();
+        let run = move || {
+            for (key, job) in queue {
+                // What it reads may be hostile. If it panics, its caller must be notified all the same.
+                let result = catch_unwind(AssertUnwindSafe(job)).ok();
+                if done.send((key, result)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name(self.name.into()).spawn(run).ok().map(|_| jobs)
+    }
+
+    /// Keys of the jobs whose results were not taken yet.
+    #[must_use]
+    pub const fn under_way(&self) -> &HashSet<K> {
+        &self.under_way
+    }
+
+    /// Takes the result of the next finished job; `None` if none has finished since.
+    pub fn next_done(&mut self) -> Option<Done<K, T>> {
+        let done = self.done.1.try_recv().ok();
+        self.note(done)
+    }
+
+    /// Waits for the next job to finish, and takes its result; `None` if none is under way.
+    pub fn wait(&mut self) -> Option<Done<K, T>> {
+        let done = if self.under_way.is_empty() { None } else { self.done.1.recv().ok() };
+        self.note(done)
+    }
+
+    fn note(&mut self, done: Option<Done<K, T>>) -> Option<Done<K, T>> {
+        done.inspect(|(key, _)| _ = self.under_way.remove(key))
+    }
+}
+
 /// Number of online processors, including those outside this process's affinity.
 pub fn online_processors() -> usize {
     // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
@@ -54,6 +131,23 @@ mod tests {
             done.sort_unstable();
             assert!(done.into_iter().eq(0..2 * count));
         }
+    }
+
+    #[test]
+    fn jobs_are_done_aside_in_their_order_and_a_panic_ends_only_its_own() {
+        let mut aside: Aside<u32, u32> = Aside::new("aside");
+        assert_eq!((aside.next_done(), aside.wait()), (None, None), "nothing was begun");
+        let (go, gate) = channel::<()>();
+        assert!(aside.begin(1, move || gate.recv().map_or(0, |()| 10)));
+        assert!(aside.begin(2, || panic!("as a hostile file may make it")));
+        assert!(aside.begin(3, || 30));
+        assert_eq!((aside.next_done(), aside.under_way().len()), (None, 3), "the first still waits");
+        go.send(()).unwrap();
+        let done = [aside.wait(), aside.wait(), aside.wait()];
+        assert_eq!(done, [Some((1, Some(10))), Some((2, None)), Some((3, Some(30)))]);
+        assert!(aside.under_way().is_empty() && aside.wait().is_none());
+        assert!(aside.begin(1, || 11), "the key is free again");
+        assert_eq!(aside.wait(), Some((1, Some(11))));
     }
 
     #[test]

@@ -393,8 +393,9 @@ impl Attaching {
                 files.push((path, file));
             }
         }
-        self.hooks.files.examine_all(files);
-        give_memory_back();
+        if self.hooks.files.examine_all(files) {
+            give_memory_back();
+        }
     }
 
     /// Forgets modules that the host has forgotten, and releases their files.
@@ -441,7 +442,7 @@ impl Attaching {
         }
     }
 
-    /// Whether another thread is examining a module. Starts that for a large file, so that the recording goes on in the
+    /// Whether another thread is examining a module. Starts that for a new file, so that the recording goes on in the
     /// meantime.
     pub(super) fn is_examined_aside(&mut self, host: &mut Host, module: ModuleId) -> bool {
         if self.modules.contains_key(&module) {

@@ -121,9 +121,11 @@ impl Attaching {
     /// Hooks what a running process has mapped. Returns whether it has an allocator that is hooked.
     fn hook_running(&mut self, host: &mut Host, pid: u32) -> bool {
         if self.takes_in() {
+            let modules = modules_of(host, pid);
+            self.plan_all(host, &modules);
             let mut taken_in = self.take_in(host, pid);
-            // Large files are examined on another thread.
-            while taken_in == TakenIn::NotYet && is_alive(pid) {
+            // Files that it has mapped since are examined on another thread.
+            while taken_in.may_come() && is_alive(pid) {
                 std::thread::sleep(PAUSE);
                 taken_in = self.take_in(host, pid);
             }

@@ -25,7 +25,7 @@ use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
 use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::{Attaching, Look, Spent, is_alive};
-use crate::budget::activity::CpuTime;
+use crate::budget::activity::{Activity, CpuTime};
 
 /// How long to wait for a program's loader. If the program stops meanwhile, it is hooked as it is.
 const LOADER_LIMIT: Duration = Duration::from_millis(500);
@@ -44,8 +44,17 @@ pub(crate) enum TakenIn {
     Counted,
     /// Not possible now.
     NotYet,
+    /// Another thread is examining its files, or preparing it.
+    UnderWay,
     /// Never, for this reason; `None` if it has no allocator.
     Not(Option<String>),
+}
+
+impl TakenIn {
+    /// Whether another attempt may succeed.
+    pub(super) const fn may_come(&self) -> bool {
+        matches!(self, Self::NotYet | Self::UnderWay)
+    }
 }
 
 /// Where there is room for another process.
@@ -394,11 +403,10 @@ impl Attaching {
     }
 
     /// Makes room for a busy process that is to be hooked: if there is none, lets the process go that has been idle
-    /// longest. `None` if there is still no room.
+    /// longest. One that is being prepared has a place. `None` if there is still no room.
     pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
-        let Some(activity) = self.activity.as_ref().filter(|activity| !activity.has_place()) else {
-            return Some(Place::Free);
-        };
+        let is_full = |activity: &&Activity| !activity.is_being_prepared(busy) && !activity.has_place();
+        let Some(activity) = self.activity.as_ref().filter(is_full) else { return Some(Place::Free) };
         let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process))?;
         if self.let_go(idlest) {
             return Some(Place::OfIdle);
@@ -454,7 +462,7 @@ impl Attaching {
                 self.targets.generation_began(pid, current.since_ns);
             }
             let is_over = self.is_over() || !is_alive(pid);
-            if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
+            if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid).may_come()) {
                 self.members.awaited.insert(pid, awaited);
             } else {
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
@@ -489,7 +497,7 @@ impl Attaching {
         let modules = modules_of(host, pid);
         let aside: Vec<bool> = modules.iter().map(|module| self.is_examined_aside(host, *module)).collect();
         if aside.contains(&true) {
-            return TakenIn::NotYet;
+            return TakenIn::UnderWay;
         }
         self.targets.generation_began(pid, since_ns);
         // An allocator may call another one, whichever file was mapped first.

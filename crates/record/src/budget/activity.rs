@@ -19,6 +19,10 @@ const SHARE: f64 = 0.01;
 /// Maximum that it may take at once, at the start and after a quiet time, ns: enough to hook many processes within the
 /// first second.
 const MOST_SAVED_NS: f64 = 400_000_000.0;
+/// CPU time that hooking a process takes, ns, roughly.
+const OF_ONE_NS: f64 = 4_000_000.0;
+/// Longest time for which a process has a place before it is hooked, ns. Attempts to stop one end sooner.
+const PREPARED_WITHIN_NS: u64 = 30_000_000_000;
 /// Maximum number of processes that are hooked at the same time: each has links of its own, and the kernel keeps all
 /// links in one list.
 const MOST_AT_ONCE: usize = 512;
@@ -71,6 +75,8 @@ struct Known {
     is_target: bool,
     /// CPU time as a target with the programs that it ran before.
     earlier: CpuTime,
+    /// Since when it is being prepared for its hooks (CLOCK_MONOTONIC), if it is: then it has a place.
+    prepared_since_ns: Option<u64>,
     attempts: Attempts,
     /// Not tried again before this time (CLOCK_MONOTONIC).
     not_before_ns: u64,
@@ -116,13 +122,20 @@ impl Known {
     /// if it was let go.
     fn is_wanted(&self, first_ns: u64, least_ns: u64) -> bool {
         let from_ns = self.let_go_at_ns.map_or(first_ns + least_ns, |at_ns| at_ns + LEAST_CPU_NS);
-        self.standing == Standing::Uncounted && self.cpu_ns >= from_ns
+        self.standing == Standing::Uncounted && self.prepared_since_ns.is_none() && self.cpu_ns >= from_ns
+    }
+
+    /// Notes that it is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
+    fn begin(&mut self, cpu_ns: Option<u64>) {
+        // It may end before the next check.
+        self.cpu_ns = self.cpu_ns.max(cpu_ns.unwrap_or(0));
+        (self.is_target, self.standing, self.prepared_since_ns) = (true, Standing::Since(self.cpu_ns), None);
     }
 
     /// Notes that it is not counted any more.
     fn stop(&mut self, standing: Standing) {
         self.kept_ns = self.cpu().counted_ns;
-        self.standing = standing;
+        (self.standing, self.prepared_since_ns) = (standing, None);
     }
 
     /// CPU time as a target, with all its programs.
@@ -279,7 +292,7 @@ impl Activity {
     /// Skips a process that is no target now, or for which there is no room. It is not considered again for a while.
     pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
         if let Some(known) = self.processes.get_mut(&process) {
-            known.not_before_ns = now_ns + LONGEST_PAUSE_NS;
+            (known.not_before_ns, known.prepared_since_ns) = (now_ns + LONGEST_PAUSE_NS, None);
         }
     }
 
@@ -290,7 +303,7 @@ impl Activity {
 
     /// The processes to be hooked now, the busiest first.
     pub fn due(&self, now_ns: u64) -> Vec<ProcessKey> {
-        if self.saved_ns <= 0.0 {
+        if self.is_spent() {
             return Vec::new();
         }
         let is_due = |known: &Known| known.is_wanted(known.first_ns, self.least_ns) && known.not_before_ns <= now_ns;
@@ -300,10 +313,29 @@ impl Activity {
         due.into_iter().map(|(_, process)| process).collect()
     }
 
+    /// Notes that a process is being prepared for its hooks: it has a place, and is not due. Returns false if that has
+    /// taken too long.
+    pub fn prepares(&mut self, process: ProcessKey, now_ns: u64) -> bool {
+        let Some(known) = self.processes.get_mut(&process) else { return false };
+        let since_ns = *known.prepared_since_ns.get_or_insert(now_ns);
+        now_ns.saturating_sub(since_ns) < PREPARED_WITHIN_NS
+    }
+
+    /// Whether a process is being prepared for its hooks.
+    pub fn is_being_prepared(&self, process: ProcessKey) -> bool {
+        self.processes.get(&process).is_some_and(|known| known.prepared_since_ns.is_some())
+    }
+
+    /// Whether a process that was due is still to be hooked.
+    pub fn awaits_hooks(&self, process: ProcessKey) -> bool {
+        let standing = self.processes.get(&process).map(|known| known.standing);
+        standing == Some(Standing::Uncounted) || self.is_being_prepared(process)
+    }
+
     /// Whether another process may be hooked.
     pub fn has_place(&self) -> bool {
-        let counted = self.processes.values().filter(|known| matches!(known.standing, Standing::Since(_)));
-        counted.count() < self.places
+        let has_one = |it: &&Known| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
+        self.processes.values().filter(has_one).count() < self.places
     }
 
     /// The process to let go so that a busy one can be hooked: of those that `may_go`, the one that has been idle
@@ -314,7 +346,8 @@ impl Activity {
             return None;
         }
         let is_idle = |known: &Known| {
-            matches!(known.standing, Standing::Since(_)) && now_ns.saturating_sub(known.active.1) >= IDLE_FOR_NS
+            let is_counted = matches!(known.standing, Standing::Since(_)) && known.prepared_since_ns.is_none();
+            is_counted && now_ns.saturating_sub(known.active.1) >= IDLE_FOR_NS
         };
         let idle = self.processes.iter().filter(|(process, known)| is_idle(known) && may_go(**process));
         idle.min_by_key(|(process, known)| (known.active.1, **process)).map(|(process, _)| *process)
@@ -335,9 +368,10 @@ impl Activity {
         }
     }
 
-    /// Whether hooking has used up its CPU time for now.
+    /// Whether hooking has used up its CPU time for now, or will have with those that are being prepared.
     pub fn is_spent(&self) -> bool {
-        self.saved_ns <= 0.0
+        let prepared = self.processes.values().filter(|known| known.prepared_since_ns.is_some()).count();
+        self.saved_ns <= OF_ONE_NS * prepared as f64
     }
 
     /// Subtracts CPU time that hooking took, ns.
@@ -350,19 +384,18 @@ impl Activity {
     pub fn counted(&mut self, process: ProcessKey, cpu_ns: Option<u64>) {
         let Some(known) = self.processes.get_mut(&process) else { return };
         known.is_target = true;
-        if !matches!(known.standing, Standing::Since(_)) {
-            // It may end before the next check.
-            known.cpu_ns = known.cpu_ns.max(cpu_ns.unwrap_or(0));
-            known.standing = Standing::Since(known.cpu_ns);
+        // A check may have found the first of its allocators hooked.
+        if known.prepared_since_ns.is_some() || !matches!(known.standing, Standing::Since(_)) {
+            known.begin(cpu_ns);
         }
     }
 
     /// Notes that a process is counted from now on. Its program used `missed_ns` of CPU time before; `cpu_ns` is as in
     /// [`Self::counted`].
     pub fn counted_late(&mut self, process: ProcessKey, missed_ns: u64, cpu_ns: Option<u64>) {
-        if self.processes.contains_key(&process) {
+        if let Some(known) = self.processes.get_mut(&process) {
             // What it used up to now is known, and is added to `late_ns` when it ends.
-            self.counted(process, cpu_ns);
+            known.begin(cpu_ns);
         } else if process.start_ns >= self.began_ns {
             // The next check takes it for one that was counted from its start on.
             self.late_ns += missed_ns;
@@ -403,13 +436,14 @@ impl Activity {
             Some(pause) => known.not_before_ns = now_ns + pause.as_nanos() as u64,
             None => known.standing = Standing::Refused,
         }
+        known.prepared_since_ns = None;
         known.standing != Standing::Refused
     }
 
     /// Notes that a process will never be counted.
     pub fn refused(&mut self, process: ProcessKey) {
         if let Some(known) = self.processes.get_mut(&process) {
-            known.standing = Standing::Refused;
+            (known.standing, known.prepared_since_ns) = (Standing::Refused, None);
         }
     }
 
@@ -813,6 +847,55 @@ mod tests {
         assert_eq!(idlest(&activity, 15_200), Some(2));
         look(&mut activity, &[(1, 5), (2, 30), (3, 111)], 15_300);
         assert_eq!(idlest(&activity, 15_300), None, "a process that uses little is not worth it");
+    }
+
+    #[test]
+    fn who_is_being_prepared_has_a_place_and_is_counted_once_it_is_hooked() {
+        let mut activity = Activity::new(2, 1, false).with_places(1);
+        look(&mut activity, &[], 100);
+        assert_eq!(look(&mut activity, &[(1, 50), (3, 20)], 200), [1, 3]);
+        assert!(activity.prepares(process(1), 200 * MS) && activity.is_being_prepared(process(1)));
+        assert!(!activity.has_place() && activity.awaits_hooks(process(1)));
+        // A check finds the first of its allocators hooked.
+        let threads = [(1, 60), (3, 50)].map(|(tgid, ms)| (process(tgid), ms * MS));
+        let threads = threads.map(|(process, cpu_ns)| LivingThread { process, memory_users: 1, cpu_ns });
+        activity.look(&threads, 20_000 * MS, |process| process.tgid == 1, |_| true);
+        assert_eq!(activity.due(20_000 * MS), [process(3)]);
+        assert_eq!(idlest(&activity, 40_000), None, "whoever is being prepared is not let go");
+        activity.counted(process(1), Some(70 * MS));
+        look(&mut activity, &[(1, 90), (3, 80)], 40_100);
+        assert_eq!(activity.of(process(1)), Some(CpuTime { all_ns: 90 * MS, counted_ns: 20 * MS }));
+        assert!(!activity.has_place() && !activity.awaits_hooks(process(1)));
+    }
+
+    #[test]
+    fn who_cannot_be_prepared_or_is_given_up_loses_its_place() {
+        let mut activity = Activity::new(2, 1, false).with_places(1);
+        look(&mut activity, &[], 100);
+        look(&mut activity, &[(1, 5), (2, 5)], 200);
+        assert!(activity.prepares(process(1), 200 * MS) && activity.prepares(process(1), 300 * MS));
+        assert!(!activity.prepares(process(1), 200 * MS + PREPARED_WITHIN_NS), "it takes too long");
+        activity.pass_over(process(1), 31_000 * MS);
+        assert!(activity.has_place() && activity.awaits_hooks(process(1)));
+        assert!(activity.prepares(process(1), 40_000 * MS) && activity.prepares(process(2), 40_000 * MS));
+        activity.postponed(process(2), 40_000 * MS);
+        activity.given_up(process(1));
+        assert!(activity.has_place() && !activity.awaits_hooks(process(1)) && activity.awaits_hooks(process(2)));
+        assert!(!activity.prepares(process(7), 40_000 * MS), "it has ended");
+    }
+
+    #[test]
+    fn those_that_are_being_prepared_are_paid_for_in_advance() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[], 100);
+        look(&mut activity, &[(1, 5), (2, 5)], 200);
+        activity.spend(395 * MS);
+        assert!(!activity.is_spent() && activity.prepares(process(1), 200 * MS) && !activity.is_spent());
+        assert!(activity.prepares(process(2), 200 * MS) && activity.is_spent());
+        activity.spend(4 * MS);
+        activity.counted(process(1), None);
+        activity.refused(process(2));
+        assert!(!activity.is_spent());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::helper::is_helper;
 use heapbpf_kernel::generations::threads;
 use sampler_ebpf::abi::ProcessKey;
@@ -13,12 +13,18 @@ use crate::attaching::taking_in::{Place, TakenIn};
 use crate::budget::activity::Activity;
 use crate::cost::cpu_time;
 
+/// Time between two attempts to hook a process for which another thread is working, ns; as many times as long for as
+/// many processes.
+const LOOK_AGAIN_NS: u64 = 5_000_000;
+
 impl Session {
     /// Checks the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. Hooks one at
     /// a time, so that records are taken in between.
     pub(super) fn take_in_active(&mut self) {
         let now_ns = monotonic_ns();
-        if let Some(process) = self.due.pop() {
+        let is_ready = self.under_way.front().is_some_and(|(at_ns, _)| *at_ns <= now_ns);
+        let under_way = if is_ready { self.under_way.pop_front() } else { None };
+        if let Some(process) = under_way.map(|(_, process)| process).or_else(|| self.due.pop()) {
             return self.take_in_one(process, now_ns);
         }
         let next_ns = self.attaching.activity.as_ref().map(Activity::next_ns);
@@ -61,12 +67,17 @@ impl Session {
         self.attaching.look_at_activity(&mut self.host, &threads, now_ns)
     }
 
+    /// Hooks a process that is due, or goes on with one for which another thread is working.
     fn take_in_one(&mut self, process: ProcessKey, now_ns: u64) {
-        if self.attaching.activity.as_ref().is_none_or(Activity::is_spent) {
+        let Some(activity) = &self.attaching.activity else { return self.due.clear() };
+        if activity.is_spent() && !activity.is_being_prepared(process) {
             return self.due.clear();
         }
-        let own_seconds = || cpu_time::of_process(std::process::id()).unwrap_or(0.0);
-        let begun_seconds = own_seconds();
+        // It may have been given up, or have executed another program.
+        if !activity.awaits_hooks(process) {
+            return;
+        }
+        let begun = thread_cpu_time();
         let place = self.attaching.make_place(process, now_ns);
         if place == Some(Place::OfIdle) {
             self.drop_untracked_heaps();
@@ -74,15 +85,19 @@ impl Session {
         let taken_in = place.map(|_| self.attaching.take_in(&mut self.host, process.tgid));
         self.recorder.set_functions(self.attaching.hooks.functions());
         let Some(activity) = &mut self.attaching.activity else { return };
-        activity.spend(((own_seconds() - begun_seconds) * 1e9) as u64);
+        activity.spend(thread_cpu_time().saturating_sub(begun).as_nanos() as u64);
         match taken_in {
             Some(TakenIn::Counted) => {
                 let used = cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
                 activity.counted(process, used);
             }
+            Some(TakenIn::UnderWay) if activity.prepares(process, now_ns) => {
+                let pause_ns = LOOK_AGAIN_NS * (1 + self.under_way.len() as u64);
+                self.under_way.push_back((now_ns + pause_ns, process));
+            }
             Some(TakenIn::NotYet) => drop(activity.postponed(process, now_ns)),
             Some(TakenIn::Not(_)) => activity.refused(process),
-            None => activity.pass_over(process, now_ns),
+            Some(TakenIn::UnderWay) | None => activity.pass_over(process, now_ns),
         }
     }
 
@@ -94,6 +109,8 @@ impl Session {
         }
         let now_ns = monotonic_ns();
         let until = Duration::from_nanos(activity.next_ns().saturating_sub(now_ns));
-        Some(until.max(self.errors.until_retry(Step::Census, now_ns)))
+        let until = until.max(self.errors.until_retry(Step::Census, now_ns));
+        let again = self.under_way.front().map(|(at_ns, _)| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
+        Some(again.map_or(until, |again| until.min(again)))
     }
 }

@@ -1,5 +1,6 @@
 //! The state of one recording: kernel, host and heap, wired together.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -96,6 +97,8 @@ pub(super) struct Session {
     pub(super) go: GoKeys,
     /// Active processes that are to be hooked, the busiest last.
     pub(super) due: Vec<ProcessKey>,
+    /// Those for which another thread is working, and when they are tried again (CLOCK_MONOTONIC).
+    pub(super) under_way: VecDeque<(u64, ProcessKey)>,
 }
 
 /// State of the housekeeping.
@@ -196,6 +199,7 @@ impl Session {
             unfinished: Unfinished::default(),
             go: GoKeys::default(),
             due: Vec::new(),
+            under_way: VecDeque::new(),
             plan,
         })
     }
