@@ -1,9 +1,12 @@
 //! The control pages of hooked processes. All have the same content. Pure.
 
+use std::mem::offset_of;
+
 use heapbpf_inline::abi::{Control, DRAWS, MAGIC, VERSION};
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::DrawConstants;
-use zerocopy::FromZeros as _;
+use sampler_ebpf::rng;
+use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::credit::FIRST_SITES;
 
@@ -53,6 +56,28 @@ impl ControlPage {
         &self.page
     }
 
+    /// The page for the process with this number. Each draws numbers of its own, even if the seed is given.
+    pub(super) fn of_process(&self, number: u64) -> Control {
+        let seed = match (self.page.seed, number) {
+            (seed, 0) | (seed @ 0, _) => seed,
+            (seed, number) => rng::seed(seed, number),
+        };
+        Control { seed, ..self.page }
+    }
+
+    /// What to write to a page that nobody reads yet and that was made from an earlier state of this one.
+    pub(super) fn changes_since(&self, then: &Control) -> Changes {
+        let Control { draw, paused, draws, .. } = self.page;
+        if (draw, paused, draws) == (then.draw, then.paused, then.draws) {
+            return Changes::new();
+        }
+        vec![
+            (offset_of!(Control, draws) as u64, draws.as_bytes().to_vec()),
+            (offset_of!(Control, draw) as u64, draw.to_ne_bytes().to_vec()),
+            (offset_of!(Control, paused) as u64, paused.to_ne_bytes().to_vec()),
+        ]
+    }
+
     fn in_use(&self) -> DrawConstants {
         self.page.draws[self.page.draw as usize % DRAWS]
     }
@@ -62,9 +87,6 @@ impl ControlPage {
     /// trial is independent of all others. A thread may be reading the constants in use, or be held up in the middle of
     /// reading earlier ones. So an element is not written again until all others have been used.
     pub(super) fn set(&mut self, draw: DrawConstants) -> Changes {
-        use std::mem::{offset_of, size_of};
-
-        use zerocopy::IntoBytes as _;
         let paused = u64::from(draw.interval == 0);
         let is_paused = (offset_of!(Control, paused) as u64, paused.to_ne_bytes().to_vec());
         self.page.paused = paused;
@@ -87,7 +109,7 @@ impl ControlPage {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::IntoBytes as _;
+    use std::collections::HashSet;
 
     use super::*;
 
@@ -110,6 +132,31 @@ mod tests {
             assert_eq!(heapbpf_inline::read::control(&target), Ok(*control.page()));
             assert_eq!(control.in_use().interval, interval);
         }
+    }
+
+    #[test]
+    fn a_page_that_was_made_earlier_is_brought_up_to_date() {
+        for set in [vec![], vec![8], vec![8, 0], vec![8, 0, 9, 10]] {
+            let mut control = ControlPage::new(draw(7), 1, Some(5));
+            let then = Control { granted: 0, ..*control.page() };
+            set.iter().for_each(|interval| drop(control.set(draw(*interval))));
+            let mut target = then.as_bytes().to_vec();
+            let changes = control.changes_since(&then);
+            assert_eq!(changes.is_empty(), set.is_empty());
+            for (at, bytes) in changes {
+                target[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            let expected = Control { granted: 0, ..*control.page() };
+            assert_eq!(heapbpf_inline::read::control(&target), Ok(expected), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn processes_draw_different_numbers_and_a_single_one_those_of_the_seed() {
+        let given = ControlPage::new(draw(7), 42, None);
+        let seeds: HashSet<u64> = (0..1000).map(|number| given.of_process(number).seed).collect();
+        assert!(given.of_process(0).seed == 42 && seeds.len() == 1000 && !seeds.contains(&0));
+        assert_eq!(ControlPage::new(draw(7), 0, None).of_process(5).seed, 0, "the machine draws it");
     }
 
     #[test]

@@ -285,6 +285,11 @@ impl Counted {
         self.linked.entry(process).or_default().push(linked);
     }
 
+    /// Closes the links to an allocator in a process that has ended before it was hooked.
+    pub(super) fn close(&mut self, linked: Linked) {
+        self.closing.close(linked.links);
+    }
+
     /// The hooked allocators of a process.
     pub(super) fn linked(&self, pid: u32) -> impl Iterator<Item = &Linked> {
         self.linked.values().flatten().filter(move |linked| linked.pid == pid)

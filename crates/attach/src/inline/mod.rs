@@ -2,7 +2,8 @@
 //!
 //! `plan` decides what is mapped, `counted` knows which processes count, `figures` merges the targets' own counts into
 //! the kernel's. The code is mapped and linked before jumps lead to it, so each call is counted and sampled from the
-//! first one on.
+//! first one on. Another thread does that, because it takes tens of milliseconds, and seconds on a busy machine; the
+//! jumps are written by the thread that takes in records, because it must know from when on calls are counted.
 
 pub mod attempts;
 pub mod breaker;
@@ -33,13 +34,17 @@ mod waits;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::priority::RaisedPriority;
 use heapbpf_host::resident::anonymous_bytes;
-use heapbpf_inline::abi::{CONTROL, Lead};
+use heapbpf_host::side_by_side::{Aside, Done};
+use heapbpf_inline::abi::{CONTROL, Control, Lead};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::generations::Generations;
@@ -88,7 +93,16 @@ pub enum Service {
 
 /// The inline hooks of a recording.
 pub struct InlineHooks {
-    programs: InlinePrograms,
+    preparation: Arc<Mutex<Preparation>>,
+    /// Prepares processes, and undoes that.
+    aside: Aside<(ProcessKey, FileKey), Answer>,
+    /// Answers for which nobody has asked yet, other than prepared processes.
+    answers: HashMap<(ProcessKey, FileKey), Result<Vec<Site>, Refused>>,
+    /// CPU time of that thread since the last [`Self::take_spent`].
+    spent: Duration,
+    /// Numbers of the processes, in the order in which they were to be hooked; and the next number.
+    numbers: HashMap<ProcessKey, u64>,
+    next_number: u64,
     generations: Arc<Generations>,
     sampling: Sampling,
     control: ControlPage,
@@ -101,8 +115,6 @@ pub struct InlineHooks {
     decided: HashMap<(u32, FileKey), (ProcessKey, Service)>,
     /// Index of the first site of a file.
     sites: HashMap<FileKey, u32>,
-    files: KnownFiles,
-    names: KnownNames,
     /// Processes in which an interpreter was to be led to the mapped code: success, or why not.
     led: HashMap<u32, Result<(), String>>,
     /// Why nothing is hooked any more: a process died of its hooks.
@@ -120,10 +132,50 @@ pub struct Wanted<'a> {
     pub sampled: &'a [u64],
     /// Functions of an object allocator that calls the allocator.
     pub objects: &'a [ObjectHook],
+    /// Whether the caller waits until the process is prepared. Otherwise another thread prepares it meanwhile.
+    pub is_at_once: bool,
+    /// Whether the process waits at its entry point, for a second at most.
+    pub is_held: bool,
+}
+
+/// What is needed to prepare any process.
+struct Preparation {
+    programs: InlinePrograms,
+    files: KnownFiles,
+    names: KnownNames,
+}
+
+/// An allocator in a process that is to be prepared.
+struct Order {
+    process: ProcessKey,
+    key: FileKey,
+    path: String,
+    file: Arc<File>,
+    table: Table,
+    objects: Vec<ObjectHook>,
+    /// Index of the file's first site, if its sites were added.
+    first_site: Option<u32>,
+    control: Control,
+    sampling: Sampling,
+    /// Where this heapbpf's hooks of other allocators are in the process.
+    bases: Vec<u64>,
+}
+
+/// Result of an order, and the CPU time that it took.
+type Answer = (Result<Outcome, Refused>, Duration);
+
+enum Outcome {
+    /// These sites of the file must be added first.
+    Sites(Vec<Site>),
+    Prepared(Box<Prepared>),
+    Undone,
 }
 
 /// A process in which everything except the jumps is in place.
 struct Prepared {
+    process: ProcessKey,
+    /// The control page as it was written.
+    control: Control,
     target: Target,
     plan: Plan,
     mapped: Mapped,
@@ -143,6 +195,64 @@ impl Prepared {
     }
 }
 
+impl Preparation {
+    /// Maps everything into a process, and links the programs. No jump leads there yet.
+    fn prepare(&mut self, order: &Order) -> Result<Outcome, Refused> {
+        let Order { process, key, sampling, control, .. } = *order;
+        let (pid, file) = (process.tgid, &*order.file);
+        let builds = Builds::of(pid, file);
+        crashes::check(builds.as_ref())?;
+        let known = self.files.functions((&order.path, file), &order.table)?;
+        let Some(first_site) = order.first_site else {
+            return Ok(Outcome::Sites(known.found.functions.iter().map(|function| function.site).collect()));
+        };
+        // A process may have several allocators, each with its own hook code.
+        let is_ours = |found: &Found| order.bases.contains(&found.range.start);
+        let target = removal::without_what_was_left(pid, &is_ours)?;
+        let (set_log2, bound) = sampling.set(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid));
+        let settings = preview::Sampled { criterion: sampling.criterion, set_log2, control };
+        let place = plan::place(&target, file)?;
+        let objects: Vec<ObjectHook> = order.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
+        let what = (known.as_ref(), objects.as_slice());
+        let Planned { plan, leads, originals, text, set_log2, lacks } =
+            preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
+        let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
+        let pages = plan.draft().pages.iter().map(Pages::range).collect();
+        let layout = Layout { mapped: plan.range(), originals, pages };
+        let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
+        let ours = Ours { layout, from_file, builds };
+        let set_bound = lacks.map_or(bound, SetBound::Limit);
+        let linked = self.link((pid, key), (plan.draft().base, text), first_site, (ours, set_bound))?;
+        Ok(Outcome::Prepared(Box::new(Prepared { process, control, target, plan, mapped, linked, leads, set_log2 })))
+    }
+
+    /// Links the programs to the code that is mapped at `base`. `locked` is its memfd if we already hold its lock.
+    fn link(
+        &self,
+        (pid, key): (u32, FileKey),
+        (base, locked): (u64, Option<File>),
+        first_site: u32,
+        (ours, set_bound): (Ours, SetBound),
+    ) -> Result<Linked, Refused> {
+        let text = match locked {
+            Some(text) => text,
+            None => {
+                let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
+                let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
+                    std::io::ErrorKind::NotFound => Refused::Claimed,
+                    _ => Refused::Read { what: "the mapped code", source },
+                })?;
+                text.try_lock().map_err(|_| Refused::Claimed)?;
+                text
+            }
+        };
+        let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
+        let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
+        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
+        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours), set_bound })
+    }
+}
+
 impl InlineHooks {
     /// Creates the state without any hooked process. `follows` says whether children are targets.
     pub fn new(
@@ -155,18 +265,25 @@ impl InlineHooks {
         counted.will_sample(sampling.draw.interval);
         let waits = sampling.lossless.then(Waits::new);
         let most_pauses = waits.as_ref().map(Waits::most_pauses);
+        // The mapped code has little else that is unpredictable.
+        let random = || RandomState::new().build_hasher().finish().max(1);
+        let seed = if sampling.seed == 0 && !has_rdrand() { random() } else { sampling.seed };
+        let (files, names) = (KnownFiles::default(), KnownNames::default());
         Self {
-            programs,
+            preparation: Arc::new(Mutex::new(Preparation { programs, files, names })),
+            aside: Aside::new("prepare"),
+            answers: HashMap::new(),
+            spent: Duration::ZERO,
+            numbers: HashMap::new(),
+            next_number: 0,
             generations: Arc::new(generations),
             sampling,
-            control: ControlPage::new(sampling.draw, sampling.seed, most_pauses),
+            control: ControlPage::new(sampling.draw, seed, most_pauses),
             waits,
             counted,
             prepared: HashMap::new(),
             decided: HashMap::new(),
             sites: HashMap::new(),
-            files: KnownFiles::default(),
-            names: KnownNames::default(),
             led: HashMap::new(),
             tripped: None,
             _cleaner: Cleaner::started(),
@@ -184,10 +301,12 @@ impl InlineHooks {
             Some((_, Service::Probes)) => Some(Service::Probes),
             // The hooks would not know the blocks that probes sampled.
             _ if has_links => {
-                self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
+                self.undo(pid, key);
                 Some(Service::Probes)
             }
-            Some((_, waits @ Service::Waits { until, .. })) => (Instant::now() < until).then_some(waits),
+            Some((_, waits @ Service::Waits { until, .. })) => {
+                (Instant::now() < until || self.is_preparing(pid)).then_some(waits)
+            }
             // The file may have been unloaded and loaded again, or the process runs another program.
             Some((_, Service::Inline)) | None => None,
         }
@@ -196,6 +315,7 @@ impl InlineHooks {
     /// Forgets how the allocators of a process are counted, because it runs another program.
     pub fn forget_decisions(&mut self, pid: u32) {
         self.decided.retain(|(of, _), _| *of != pid);
+        self.answers.retain(|(of, _), _| of.tgid != pid);
     }
 
     /// The program of a process that was hooked last.
@@ -208,7 +328,7 @@ impl InlineHooks {
     pub fn attempt(
         &mut self,
         (process, key): (ProcessKey, FileKey),
-        file: (&str, &File),
+        file: (&str, &Arc<File>),
         wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> (Service, Option<Refused>) {
@@ -226,7 +346,13 @@ impl InlineHooks {
             Some((_, Service::Waits { attempts, .. })) => *attempts,
             _ => Attempts::default(),
         };
-        let (service, refused) = match self.hook((process, key), file, wanted, add_sites) {
+        let Some(prepared) = self.ready((process, key), file, wanted, add_sites).transpose() else {
+            let service = Service::Waits { attempts, until: Instant::now() };
+            self.decided.insert((pid, key), (process, service));
+            return (service, None);
+        };
+        let hooked = prepared.and_then(|prepared| self.hook(prepared, wanted.sampled));
+        let (service, refused) = match hooked {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|pause| refused.may_pass_in(*pause)) {
                 Some(pause) => {
@@ -234,7 +360,7 @@ impl InlineHooks {
                     (Service::Waits { attempts, until: Instant::now() + pause }, None)
                 }
                 None => {
-                    self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
+                    self.undo(pid, key);
                     (Service::Probes, Some(refused))
                 }
             },
@@ -243,29 +369,150 @@ impl InlineHooks {
         (service, refused)
     }
 
-    /// Hooks the allocator in `file` in a process. `add_sites` adds sites and returns the index of the first. If the
-    /// process cannot be hooked inline, it continues as before.
-    fn hook(
+    /// Everything except the jumps for an allocator in a process; `None` if another thread is still preparing it.
+    /// `add_sites` adds sites and returns the index of the first.
+    fn ready(
         &mut self,
         (process, key): (ProcessKey, FileKey),
-        file: (&str, &File),
+        file: (&str, &Arc<File>),
         wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
-    ) -> Result<(), Refused> {
+    ) -> Result<Option<Prepared>, Refused> {
         let pid = process.tgid;
         forbidden::check(pid)?;
         self.tripped.clone().map_or(Ok(()), |why| Err(Refused::Tripped(why)))?;
-        // What was prepared in another process generation with this PID is gone with that generation's memory.
-        let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
-            Some(prepared) => prepared,
-            None => self.prepare((pid, key), file, wanted, add_sites)?,
+        loop {
+            // Two at a time in a process would take each other for another heapbpf.
+            let is_preparing = self.is_preparing(pid);
+            // What was prepared in another process generation with this PID is gone with that generation's memory.
+            if let Some(prepared) = self.prepared.remove(&(pid, key)) {
+                if prepared.target.is_there() {
+                    return Ok(Some(prepared));
+                }
+                self.counted.close(prepared.linked);
+            }
+            if let Some(sites) = self.answers.remove(&(process, key)).transpose()?
+                && !self.sites.contains_key(&key)
+            {
+                self.sites.insert(key, add_sites(&sites)?);
+            }
+            if !is_preparing && !self.begin((process, key), file, wanted) {
+                return Err(Refused::Plan("no thread can be started to prepare it".to_owned()));
+            }
+            if !wanted.is_at_once {
+                return Ok(None);
+            }
+            let done = self.aside.wait();
+            done.into_iter().for_each(|done| self.take_over(done));
+        }
+    }
+
+    /// Begins to prepare an allocator in a process. Returns whether that was possible.
+    fn begin(
+        &mut self,
+        (process, key): (ProcessKey, FileKey),
+        (path, file): (&str, &Arc<File>),
+        wanted: Wanted<'_>,
+    ) -> bool {
+        let number = *self.numbers.entry(process).or_insert(self.next_number);
+        self.next_number = self.next_number.max(number + 1);
+        let mut control = self.control.of_process(number);
+        if !limits::may_wait(process.tgid) {
+            (control.granted, control.most_pauses) = (0, 0);
+        }
+        let order = Order {
+            process,
+            key,
+            path: path.to_owned(),
+            file: Arc::clone(file),
+            table: wanted.table.clone(),
+            objects: wanted.objects.to_vec(),
+            first_site: self.sites.get(&key).copied(),
+            control,
+            sampling: self.sampling,
+            bases: self.counted.linked(process.tgid).map(|linked| linked.base).collect(),
         };
-        let base = prepared.linked.base;
+        let (preparation, is_held) = (Arc::clone(&self.preparation), wanted.is_held);
+        self.aside.begin((process, key), move || {
+            let _raised = is_held.then(RaisedPriority::begin);
+            let begun = thread_cpu_time();
+            let outcome = preparation.lock().unwrap_or_else(PoisonError::into_inner).prepare(&order);
+            (outcome, thread_cpu_time().saturating_sub(begun))
+        })
+    }
+
+    /// Whether another thread is preparing an allocator of a process, or undoing that.
+    fn is_preparing(&mut self, pid: u32) -> bool {
+        self.take_over_done();
+        self.aside.under_way().iter().any(|(process, _)| process.tgid == pid)
+    }
+
+    /// Takes over what the other thread has done since the last call.
+    fn take_over_done(&mut self) {
+        while let Some(done) = self.aside.next_done() {
+            self.take_over(done);
+        }
+    }
+
+    /// Takes over an answer of the other thread.
+    fn take_over(&mut self, ((process, key), done): Done<(ProcessKey, FileKey), Answer>) {
+        let panicked = || (Err(Refused::Plan("an error inside heapbpf".to_owned())), Duration::ZERO);
+        let (outcome, spent) = done.unwrap_or_else(panicked);
+        self.spent += spent;
+        let answer = match outcome {
+            Ok(Outcome::Undone) => return,
+            Ok(Outcome::Prepared(prepared)) => return self.keep(*prepared),
+            Ok(Outcome::Sites(sites)) => Ok(sites),
+            Err(refused) => Err(refused),
+        };
+        self.answers.insert((process, key), answer);
+    }
+
+    /// Keeps a prepared process until its jumps can be written. The sampling interval may have changed meanwhile.
+    fn keep(&mut self, prepared: Prepared) {
+        let Linked { pid, key, base, .. } = prepared.linked;
+        let changes = self.control.changes_since(&prepared.control);
+        // If it is still there, it was there when its memory was opened.
+        if !changes.is_empty()
+            && let Ok(memory) = memory::open(pid)
+            && prepared.target.is_there()
+        {
+            write_changes(pid, &memory, base, &changes);
+        }
+        self.prepared.insert((pid, key), prepared);
+        if self.tripped.is_some() {
+            self.undo(pid, key);
+        }
+    }
+
+    /// CPU time of the other thread since the last call.
+    pub const fn take_spent(&mut self) -> Duration {
+        std::mem::replace(&mut self.spent, Duration::ZERO)
+    }
+
+    /// Restores a process that was prepared, on the other thread.
+    fn undo(&mut self, pid: u32, key: FileKey) {
+        if let Some(prepared) = self.prepared.remove(&(pid, key)) {
+            self.undo_aside(prepared);
+        }
+    }
+
+    fn undo_aside(&mut self, prepared: Prepared) {
+        self.aside.begin((prepared.process, prepared.linked.key), move || {
+            prepared.undo();
+            (Ok(Outcome::Undone), Duration::ZERO)
+        });
+    }
+
+    /// Writes the jumps of a prepared process. If that is not possible, the process continues as before.
+    fn hook(&mut self, prepared: Prepared, sampled: &[u64]) -> Result<(), Refused> {
+        let (process, key, base) = (prepared.process, prepared.linked.key, prepared.linked.base);
+        let pid = process.tgid;
         if self.waits.is_some() {
             Waits::begin(pid, base);
         }
-        if let Err(refused) = note(&prepared, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
-            prepared.undo();
+        if let Err(refused) = note(&prepared, sampled).and_then(|()| self.counted.list(process, base)) {
+            self.undo_aside(prepared);
             return Err(refused);
         }
         let Prepared { target, plan, mapped, .. } = &prepared;
@@ -288,7 +535,7 @@ impl InlineHooks {
             Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow | Busy::InCall, .. } => {
                 self.prepared.insert((pid, key), prepared);
             }
-            _ => prepared.undo(),
+            _ => self.undo_aside(prepared),
         }
         Err(error.into())
     }
@@ -332,9 +579,12 @@ impl InlineHooks {
     /// Removes the hooks from an idle process, and keeps its counts, which go on if it is hooked again. Returns whether
     /// that was possible now.
     pub fn let_go(&mut self, process: ProcessKey) -> bool {
-        let is_paused = self.counted.pause(process);
+        // Only one thread at a time can stop a process.
+        let is_paused = !self.is_preparing(process.tgid) && self.counted.pause(process);
         if is_paused {
             self.forget_decisions(process.tgid);
+            // It draws other numbers then.
+            self.numbers.remove(&process);
         }
         is_paused
     }
@@ -364,84 +614,10 @@ impl InlineHooks {
         self.counted.is_child(process)
     }
 
-    /// Maps everything into a process, and links the programs. No jump leads there yet.
-    fn prepare(
-        &mut self,
-        (pid, key): (u32, FileKey),
-        (path, file): (&str, &File),
-        wanted: Wanted<'_>,
-        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
-    ) -> Result<Prepared, Refused> {
-        let builds = Builds::of(pid, file);
-        crashes::check(builds.as_ref())?;
-        let known = self.files.functions((path, file), wanted.table)?;
-        let functions = &known.found.functions;
-        let target = self.without_what_was_left(pid)?;
-        let first_site = match self.sites.get(&key) {
-            Some(first) => *first,
-            None => {
-                let sites: Vec<Site> = functions.iter().map(|function| function.site).collect();
-                *self.sites.entry(key).or_insert(add_sites(&sites)?)
-            }
-        };
-        let mut control = *self.control.page();
-        if !limits::may_wait(pid) {
-            (control.granted, control.most_pauses) = (0, 0);
-        }
-        let (set_log2, bound) = self.sampling.set(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid));
-        let settings = preview::Sampled { criterion: self.sampling.criterion, set_log2, control };
-        let place = plan::place(&target, file)?;
-        let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
-        let what = (known.as_ref(), objects.as_slice());
-        let Planned { plan, leads, originals, text, set_log2, lacks } =
-            preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
-        let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
-        let pages = plan.draft().pages.iter().map(Pages::range).collect();
-        let layout = Layout { mapped: plan.range(), originals, pages };
-        let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
-        let ours = Ours { layout, from_file, builds };
-        let set_bound = lacks.map_or(bound, SetBound::Limit);
-        let linked = self.link((pid, key), (plan.draft().base, text), first_site, (ours, set_bound))?;
-        Ok(Prepared { target, plan, mapped, linked, leads, set_log2 })
-    }
-
-    /// Examines a process, and removes what a killed heapbpf left in it.
-    fn without_what_was_left(&self, pid: u32) -> Result<Target, Refused> {
-        // A process may have several allocators, each with its own hook code.
-        let is_ours = |found: &Found| self.counted.linked(pid).any(|linked| linked.base == found.range.start);
-        removal::without_what_was_left(pid, &is_ours)
-    }
-
     /// Whether the code that is mapped at `base` in a process is ours.
     pub fn has_mapped(&self, pid: u32, base: u64) -> bool {
         let prepared = self.prepared.values().map(|prepared| &prepared.linked);
         self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
-    }
-
-    /// Links the programs to the code that is mapped at `base`. `locked` is its memfd if we already hold its lock.
-    fn link(
-        &self,
-        (pid, key): (u32, FileKey),
-        (base, locked): (u64, Option<File>),
-        first_site: u32,
-        (ours, set_bound): (Ours, SetBound),
-    ) -> Result<Linked, Refused> {
-        let text = match locked {
-            Some(text) => text,
-            None => {
-                let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
-                let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
-                    std::io::ErrorKind::NotFound => Refused::Claimed,
-                    _ => Refused::Read { what: "the mapped code", source },
-                })?;
-                text.try_lock().map_err(|_| Refused::Claimed)?;
-                text
-            }
-        };
-        let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
-        let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
-        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
-        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours), set_bound })
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is
@@ -457,10 +633,7 @@ impl InlineHooks {
         let prepared = opened.iter().map(|(pid, memory, base)| (*pid, memory, *base));
         let counted = self.counted.memories().map(|(process, memory, base)| (process.tgid, memory, base));
         for (pid, memory, base) in counted.chain(prepared) {
-            let mut writes = changes.iter().map(|(at, bytes)| memory.write_all_at(bytes, base + CONTROL + at));
-            if let Err(error) = writes.try_for_each(|written| written) {
-                log::debug!("process {pid} keeps its sampling interval: {error}");
-            }
+            write_changes(pid, memory, base, &changes);
         }
     }
 
@@ -504,7 +677,9 @@ impl InlineHooks {
 
     /// Finds new children, and processes that have exited or run another program.
     pub fn look(&mut self) {
-        self.prepared.retain(|_, prepared| prepared.target.is_there());
+        self.take_over_done();
+        let gone = self.prepared.extract_if(|_, prepared| !prepared.target.is_there());
+        gone.for_each(|(_, prepared)| self.counted.close(prepared.linked));
         self.counted.look();
     }
 
@@ -512,6 +687,10 @@ impl InlineHooks {
     /// it has counted in addition.
     pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.decided.retain(|_, (of, _)| *of != process);
+        // What was done for it is not asked for any more.
+        self.take_over_done();
+        self.answers.retain(|(of, _), _| *of != process);
+        self.numbers.remove(&process);
         self.counted.take(process, kernel)
     }
 
@@ -559,13 +738,17 @@ impl InlineHooks {
         self.end_waits();
         self.read();
         let had = self.counted.stop();
-        self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
+        let prepared: Vec<(u32, FileKey)> = self.prepared.keys().copied().collect();
+        prepared.into_iter().for_each(|(pid, key)| self.undo(pid, key));
         had
     }
 
     /// Removes the hooks from all processes.
     pub fn release_all(&mut self) {
         self.end_waits();
+        while let Some(done) = self.aside.wait() {
+            self.take_over(done);
+        }
         self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
         self.counted.release_all();
     }
@@ -583,6 +766,14 @@ impl Drop for InlineHooks {
 /// The process cannot be examined, or does not map the file's code, or maps it more than once.
 pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
     plan::bias(&Target::look(pid)?, file)
+}
+
+/// Changes the control page of the code that is mapped at `base`.
+fn write_changes(pid: u32, memory: &File, base: u64, changes: &[(u64, Vec<u8>)]) {
+    let mut writes = changes.iter().map(|(at, bytes)| memory.write_all_at(bytes, base + CONTROL + at));
+    if let Err(error) = writes.try_for_each(|written| written) {
+        log::debug!("process {pid} keeps its sampling interval: {error}");
+    }
 }
 
 /// Tells the mapped code, to which no jump leads yet, about blocks that have already been sampled.

@@ -62,8 +62,7 @@ impl Attaching {
         let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
         had.retain(|other| *other != process);
         for other in &had {
-            self.targets.give_up(other.tgid, now_ns);
-            self.activity.iter_mut().for_each(|activity| activity.given_up(*other));
+            self.note_given_up(*other, now_ns);
         }
         // No process needs to wait for hooks any more.
         self.execs = None;

@@ -192,9 +192,12 @@ impl Attaching {
         if self.held == Some(pid) && !is_at_rest {
             return Service::Probes;
         }
+        // The recording begins when everything is in place.
+        let (is_at_once, is_held) = (self.is_starting || is_at_rest, self.is_held(pid));
         loop {
             let Self { inline: Some(inline), hooks, .. } = self else { return Service::Probes };
-            if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.is_served(key, link)) {
+            let decided = inline.decided((pid, key), !is_at_rest && hooks.is_served(key, link));
+            if let Some(decided) = decided.filter(|decided| !is_at_once || !matches!(decided, Service::Waits { .. })) {
                 return decided;
             }
             if let Some(service) = self.unless_outer_are_inline(host, pid, key, sampled) {
@@ -211,7 +214,7 @@ impl Attaching {
             let (service, refused) = match totals::program_of(programs, pid) {
                 Ok(Some(process)) => {
                     let sampled = sampled.unwrap_or_default();
-                    let wanted = Wanted { table: &table, sampled, objects: &objects };
+                    let wanted = Wanted { table: &table, sampled, objects: &objects, is_at_once, is_held };
                     inline.attempt((process, key), (&path, &file), wanted, &mut add_sites)
                 }
                 Ok(None) => (Service::Probes, Some(Refused::Ended)),
@@ -226,8 +229,7 @@ impl Attaching {
                 self.is_refused(pid, &refused);
             }
             match service {
-                // The recording begins when everything is in place.
-                Service::Waits { until, .. } if self.is_starting || is_at_rest => {
+                Service::Waits { until, .. } if is_at_once => {
                     std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 }
                 service => return service,

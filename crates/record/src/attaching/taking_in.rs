@@ -27,6 +27,9 @@ use super::modules::Unhooked;
 use super::probes::{Attaching, Look, Spent, is_alive};
 use crate::budget::activity::{Activity, CpuTime};
 
+/// Time for taking in processes in one turn: each is stopped for a moment, and records arrive meanwhile.
+const OF_A_TURN: Duration = Duration::from_millis(20);
+
 /// How long to wait for a program's loader. If the program stops meanwhile, it is hooked as it is.
 const LOADER_LIMIT: Duration = Duration::from_millis(500);
 
@@ -44,7 +47,8 @@ pub(crate) enum TakenIn {
     Counted,
     /// Not possible now.
     NotYet,
-    /// Another thread is examining its files, or preparing it.
+    /// Not possible now, but soon: another thread is examining its files or preparing it, or another attempt comes
+    /// later.
     UnderWay,
     /// Never, for this reason; `None` if it has no allocator.
     Not(Option<String>),
@@ -252,6 +256,11 @@ impl Attaching {
         !self.members.held.is_empty()
     }
 
+    /// Whether a process waits at its entry point, or will.
+    pub(super) fn is_held(&self, pid: u32) -> bool {
+        self.members.held.contains_key(&pid)
+    }
+
     /// Takes over the processes that executed a program and wait, and checks which are at their entry point. The host's
     /// events must be read afterwards.
     pub(crate) fn look_at_held(&mut self) {
@@ -446,8 +455,16 @@ impl Attaching {
 
     /// Detaches a process's own links, for as long as it runs this program.
     pub(crate) fn give_up(&mut self, process: ProcessKey) {
-        self.targets.give_up(process.tgid, monotonic_ns());
         self.no_longer_needs_links(process.tgid);
+        self.note_given_up(process, monotonic_ns());
+    }
+
+    /// Notes that a process is not counted any more, for as long as it runs this program.
+    pub(super) fn note_given_up(&mut self, process: ProcessKey, now_ns: u64) {
+        self.targets.give_up(process.tgid, now_ns);
+        // Another of its allocators may be being prepared.
+        self.members.awaited.remove(&process.tgid);
+        self.members.held.remove(&process.tgid);
         if let Some(activity) = &mut self.activity {
             activity.given_up(process);
         }
@@ -455,7 +472,12 @@ impl Attaching {
 
     /// Takes in named processes whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
+        let begun = Instant::now();
         for (pid, awaited) in std::mem::take(&mut self.members.awaited) {
+            if begun.elapsed() > OF_A_TURN && !self.is_held(pid) {
+                self.members.awaited.insert(pid, awaited);
+                continue;
+            }
             let (since, before) = (awaited.since, self.members.taken.get(&pid).copied());
             // Until it is hooked, none of its calls are counted.
             if let Some(current) = host.processes().current(pid) {
@@ -514,7 +536,7 @@ impl Attaching {
                     host.note_allocator(pid, module);
                     is_hooked = true;
                 }
-                Err(Unhooked::Waits) => return TakenIn::NotYet,
+                Err(Unhooked::Waits) => return TakenIn::UnderWay,
                 Err(Unhooked::Refused(reason)) => why = Some(reason),
                 Err(Unhooked::Known | Unhooked::Gone | Unhooked::TooLate) => {}
             }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::helper::is_helper;
 use heapbpf_kernel::generations::threads;
@@ -84,8 +85,9 @@ impl Session {
         }
         let taken_in = place.map(|_| self.attaching.take_in(&mut self.host, process.tgid));
         self.recorder.set_functions(self.attaching.hooks.functions());
+        let aside = self.attaching.inline.as_mut().map(InlineHooks::take_spent).unwrap_or_default();
         let Some(activity) = &mut self.attaching.activity else { return };
-        activity.spend(thread_cpu_time().saturating_sub(begun).as_nanos() as u64);
+        activity.spend((thread_cpu_time().saturating_sub(begun) + aside).as_nanos() as u64);
         match taken_in {
             Some(TakenIn::Counted) => {
                 let used = cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
