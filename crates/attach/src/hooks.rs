@@ -5,12 +5,14 @@ use std::collections::HashSet;
 use std::collections::btree_map::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::CString;
+use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
 use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::side_by_side::Aside;
 use heapbpf_kernel::mappings::MappingProbes;
 use heapbpf_kernel::programs::{Links, ProbePoint, Role};
 use heapbpf_kernel::{KernelError, is_of_an_instruction};
@@ -19,7 +21,7 @@ use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Si
 
 use super::audit::file_audit;
 use super::content::Watch;
-use super::files::{ExaminedFiles, FileKey, Sources};
+use super::files::{ExaminedFile, ExaminedFiles, FileKey, Sources};
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 
 /// Maximum number of named processes with links of their own to one file. On every hit of an instruction the kernel
@@ -31,6 +33,10 @@ pub const MOST_OWN_LINKS: usize = 8;
 
 /// Time before a file that another tracer has already patched is tried again. Each attempt blocks for some 40 ms.
 const CONFLICT_RETRY: Duration = Duration::from_secs(1);
+
+/// Time for which links stay that serve every process, while no process has mapped the file. They keep its file system
+/// in use; but programs come back, and would not be counted at first.
+const KEPT_UNMAPPED: Duration = Duration::from_secs(60);
 
 /// Why a file is not hooked.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +73,12 @@ pub enum HookError {
         /// Its path.
         path: String,
     },
+    /// See [`Hooks::hook_aside`].
+    #[error("{path}: its probes are being made")]
+    UnderWay {
+        /// Its path.
+        path: String,
+    },
 }
 
 impl HookError {
@@ -98,6 +110,27 @@ struct HookedFile {
     refused: BTreeMap<u64, String>,
 }
 
+/// A file, and the process that links to it are for; `None` means all processes.
+type Served = (FileKey, Option<u32>);
+
+/// Links, or why the kernel refuses them.
+type Made<L> = Result<(L, Refused), KernelError>;
+
+/// The links to make to a file.
+struct Job {
+    file: Arc<File>,
+    points: Vec<ProbePoint>,
+    pid: Option<u32>,
+}
+
+impl Job {
+    fn make<K: Linker>(&self, linker: &K) -> Made<K::Links> {
+        // Opening by descriptor reaches exactly this file, whatever has become of its path.
+        let by_descriptor = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd())).unwrap_or_default();
+        link(linker, &by_descriptor, &self.points, self.pid)
+    }
+}
+
 /// All hooked files and their links. Dropping it removes every probe.
 pub struct Hooks<L = Links> {
     /// The examined files.
@@ -105,8 +138,15 @@ pub struct Hooks<L = Links> {
     hooked: HashMap<FileKey, HookedFile>,
     /// The audits of files that were hooked inline.
     inline: HashMap<FileKey, Arc<FileAudit>>,
-    /// Links to a file, by the process that they are for. `None` means all processes.
-    links: HashMap<(FileKey, Option<u32>), L>,
+    links: HashMap<Served, L>,
+    /// Makes links while the recording goes on.
+    making: Aside<Served, Made<L>>,
+    /// Links that were asked for and that `making` is making, or has made without that having been told.
+    asked: HashMap<Served, Option<Result<(), HookError>>>,
+    /// See [`take_loose`](Self::take_loose).
+    loose: Vec<L>,
+    /// Files with links for all processes that no process has mapped, and since when.
+    unmapped: HashMap<FileKey, Instant>,
     /// Watches the files with links for writes.
     watch: Watch,
     /// Files that another tracer has already patched, with the time when that was last observed.
@@ -123,7 +163,7 @@ pub struct Hooks<L = Links> {
     only: Option<&'static [&'static str]>,
 }
 
-impl<L: ProbeLinks> Hooks<L> {
+impl<L: ProbeLinks + Send + 'static> Hooks<L> {
     /// Creates the state without any hooks. `live` says whether frees are tracked.
     pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
         Self {
@@ -131,6 +171,10 @@ impl<L: ProbeLinks> Hooks<L> {
             hooked: HashMap::new(),
             inline: HashMap::new(),
             links: HashMap::new(),
+            making: Aside::new("links"),
+            asked: HashMap::new(),
+            loose: Vec::new(),
+            unmapped: HashMap::new(),
             watch: Watch::new(),
             conflicts: HashMap::new(),
             functions: Vec::new(),
@@ -195,25 +239,80 @@ impl<L: ProbeLinks> Hooks<L> {
         linker: &K,
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
+        match self.plan_links((key, pid), linker.kind(), sites)? {
+            None => Ok(Hooked::Already),
+            Some(job) => self.take_in((key, pid), job.make(linker), linker.kind()).map(|()| Hooked::Now),
+        }
+    }
+
+    /// Hooks an examined file like [`hook`](Self::hook). Another thread makes the links, because that takes tens of
+    /// milliseconds, and longer on a busy machine.
+    ///
+    /// # Errors
+    /// [`HookError::UnderWay`] until that is done. Then as for [`hook`](Self::hook).
+    pub fn hook_aside<K: Linker<Links = L> + Send + Sync + 'static>(
+        &mut self,
+        key: FileKey,
+        pid: Option<u32>,
+        linker: &Arc<K>,
+        sites: &mut impl SiteTable,
+    ) -> Result<Hooked, HookError> {
+        self.take_in_made(linker.kind());
+        if let Some(told) = self.asked.get_mut(&(key, pid)).and_then(Option::take) {
+            self.asked.remove(&(key, pid));
+            return told.map(|()| Hooked::Now);
+        }
+        // Nobody may have been asking for the links that are being made.
+        if !self.making.under_way().contains(&(key, pid)) {
+            let Some(job) = self.plan_links((key, pid), linker.kind(), sites)? else { return Ok(Hooked::Already) };
+            let aside = Arc::clone(linker);
+            if !self.making.begin((key, pid), move || job.make(&*aside)) {
+                return self.hook(key, pid, &**linker, sites);
+            }
+            self.asked.insert((key, pid), None);
+        }
+        Err(HookError::UnderWay { path: self.files.path(key).unwrap_or_default().to_owned() })
+    }
+
+    /// Takes in the links that the other thread has made.
+    pub fn take_in_made(&mut self, kind: LinkKind) {
+        while let Some((served, made)) = self.making.next_done() {
+            let panicked = || Err(KernelError::Object("an error inside heapbpf".to_owned()));
+            let made = made.unwrap_or_else(panicked);
+            if self.asked.contains_key(&served) {
+                let told = self.take_in(served, made, kind);
+                self.asked.insert(served, Some(told));
+            } else {
+                self.loose.extend(made.ok().map(|(links, _)| links));
+            }
+        }
+    }
+
+    /// Plans the links to an examined file, unless there is nothing to do.
+    fn plan_links(
+        &mut self,
+        (key, pid): Served,
+        kind: LinkKind,
+        sites: &mut impl SiteTable,
+    ) -> Result<Option<Job>, HookError> {
         for outdated in self.files.take_outdated() {
             self.remove_links(outdated, sites);
         }
         if self.links.contains_key(&(key, pid)) {
-            return Ok(Hooked::Already);
+            return Ok(None);
         }
-        let Some(examined) = self.files.get(key) else { return Ok(Hooked::Already) };
+        let Some(examined) = self.files.get(key) else { return Ok(None) };
         let path = &examined.path;
         let (plan, file) = match (&examined.plan, &examined.file) {
             (Ok(plan), Some(file)) => (plan, file),
             (Err(source), _) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
-            (Ok(_), None) => return Ok(Hooked::Already),
+            (Ok(_), None) => return Ok(None),
         };
-        if pid.is_some() && self.must_be_shared(key, linker.kind()) {
+        if pid.is_some() && self.must_be_shared(key, kind) {
             return Err(HookError::MustBeShared { path: path.clone() });
         }
         let refused = |source| HookError::Kernel { path: path.clone(), source };
-        let wanted =
-            Wanted { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: linker.kind() };
+        let wanted = Wanted { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: kind };
         let hooked = match self.hooked.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -231,30 +330,35 @@ impl<L: ProbeLinks> Hooks<L> {
         if !self.links.keys().any(|(of, _)| *of == key) {
             self.watch.add(key, file);
         }
-        let overwritten = || HookError::Overwritten { path: path.clone() };
         if examined.was_written() {
-            return Err(overwritten());
+            return Err(HookError::Overwritten { path: path.clone() });
         }
-        // Opening by descriptor reaches exactly this file, whatever has become of its path.
-        let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
-        let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
-            if matches!(error, KernelError::Conflict) {
+        Ok(Some(Job { file: Arc::clone(file), points, pid }))
+    }
+
+    /// Takes in the links to a file that were planned.
+    fn take_in(&mut self, (key, pid): Served, made: Made<L>, kind: LinkKind) -> Result<(), HookError> {
+        let Some(ExaminedFile { path, plan: Ok(plan), .. }) = self.files.get(key) else { return Ok(()) };
+        let Some(hooked) = self.hooked.get_mut(&key) else { return Ok(()) };
+        let (mut links, unprobed) = made.map_err(|source| {
+            if matches!(source, KernelError::Conflict) {
                 self.conflicts.insert(key, Instant::now());
             }
-            refused(error)
+            HookError::Kernel { path: path.clone(), source }
         })?;
-        if examined.was_written() {
-            return Err(overwritten());
+        if self.files.get(key).is_some_and(ExaminedFile::was_written) {
+            return Err(HookError::Overwritten { path: path.clone() });
+        }
+        if self.gave_up_frees {
+            links.stop_tracking_frees();
         }
         hooked.refused.extend(unprobed);
         if pid.is_none() {
             hooked.shared_since_ns.get_or_insert_with(monotonic_ns);
         }
-        hooked
-            .audit
-            .get_or_insert_with(|| Arc::new(file_audit(path, plan, linker.kind(), wanted.frees, &hooked.refused)));
+        hooked.audit.get_or_insert_with(|| Arc::new(file_audit(path, plan, kind, self.frees, &hooked.refused)));
         self.links.insert((key, pid), links);
-        Ok(Hooked::Now)
+        Ok(())
     }
 
     /// Adds sites that are not served by links of this table. Returns the index of the first.
@@ -267,13 +371,15 @@ impl<L: ProbeLinks> Hooks<L> {
         Ok(first)
     }
 
-    /// Forgets files for which `stays` returns false, given key and path, and removes their links. Forgets only some of
-    /// them per call, because removing links takes time. Returns the forgotten files.
+    /// Forgets files for which `stays` returns false, given key and path; no process has mapped them. Their links are
+    /// loose. Forgets only some of them per call. Returns the forgotten files.
     pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool, sites: &mut impl SiteTable) -> Vec<FileKey> {
         let gone = self.files.forget(stays);
         for key in &gone {
             self.conflicts.remove(key);
             self.inline.remove(key);
+            let links = self.links.extract_if(|(of, _), _| of == key);
+            self.loose.extend(links.map(|(_, links)| links));
             self.remove_links(*key, sites);
         }
         self.watch.remove(&gone);
@@ -284,7 +390,7 @@ impl<L: ProbeLinks> Hooks<L> {
     /// instructions. The files are forgotten. Returns them with their paths.
     pub fn forget_written(&mut self, sites: &mut impl SiteTable) -> Vec<(FileKey, String)> {
         let written = self.watch.written().into_iter();
-        let had_links = |key: &FileKey| self.links.keys().any(|(of, _)| of == key);
+        let had_links = |key: &FileKey| self.links.keys().chain(self.asked.keys()).any(|(of, _)| of == key);
         let written: Vec<FileKey> = written.filter(had_links).collect();
         let path = |key: FileKey| (key, self.files.path(key).unwrap_or_default().to_owned());
         let gone = written.into_iter().map(path).collect::<Vec<_>>();
@@ -301,13 +407,38 @@ impl<L: ProbeLinks> Hooks<L> {
     }
 
     fn remove_links(&mut self, key: FileKey, sites: &mut impl SiteTable) {
+        self.asked.retain(|(of, _), _| *of != key);
         self.links.retain(|(of, _), _| *of != key);
         self.hooked.remove(&key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
     }
 
-    /// Removes the links of one process that has exited. Links that it shares with others stay.
+    /// Takes the links of one process, for example because it has exited; they are loose. Links that it shares with
+    /// others stay.
     pub fn release(&mut self, pid: u32) {
-        self.links.retain(|(_, owner), _| *owner != Some(pid));
+        self.asked.retain(|(_, owner), _| *owner != Some(pid));
+        let links = self.links.extract_if(|(_, owner), _| *owner == Some(pid));
+        self.loose.extend(links.map(|(_, links)| links));
+    }
+
+    /// Makes links loose that serve every process, if no process has mapped their file for [`KEPT_UNMAPPED`]. They are
+    /// made again when a process maps it.
+    pub fn let_go_of_unmapped(&mut self, now: Instant, is_mapped: impl Fn(FileKey) -> bool) {
+        let Self { links, unmapped, hooked, loose, .. } = self;
+        unmapped.retain(|key, _| !is_mapped(*key));
+        for (key, _) in links.keys().filter(|(key, pid)| pid.is_none() && !is_mapped(*key)) {
+            unmapped.entry(*key).or_insert(now);
+        }
+        for (key, _) in unmapped.extract_if(|_, since| now.saturating_duration_since(*since) >= KEPT_UNMAPPED) {
+            loose.extend(links.remove(&(key, None)));
+            if let Some(hooked) = hooked.get_mut(&key) {
+                hooked.shared_since_ns = None;
+            }
+        }
+    }
+
+    /// Links that nothing needs any more. Dropping them removes their probes, which takes tens of milliseconds each.
+    pub fn take_loose(&mut self) -> Vec<L> {
+        std::mem::take(&mut self.loose)
     }
 
     /// Stops tracking frees in all files, if they are tracked. Allocations stay hooked without a gap.
@@ -331,6 +462,11 @@ impl<L: ProbeLinks> Hooks<L> {
     /// Removes all probes.
     pub fn release_all(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
+        self.asked.clear();
+        while let Some(made) = self.making.wait() {
+            drop(made);
+        }
+        self.loose.clear();
         self.links.clear();
     }
 
@@ -339,9 +475,10 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.contains_key(&(key, pid))
     }
 
-    /// How many processes have links of their own to a file.
+    /// How many processes have links of their own to a file, or are about to get them.
     pub fn own_links(&self, key: FileKey) -> usize {
-        self.links.keys().filter(|(file, pid)| *file == key && pid.is_some()).count()
+        let own: HashSet<&Served> = self.links.keys().chain(self.asked.keys()).collect();
+        own.into_iter().filter(|(file, pid)| *file == key && pid.is_some()).count()
     }
 
     /// Files that have links for one process, or for all processes.

@@ -9,6 +9,7 @@
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod audit;
+pub mod closing;
 mod content;
 pub mod detours;
 pub mod dropped;

@@ -2,7 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::FileExt as _;
-use std::rc::Rc;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
 
 use heapbpf_audit::FileKind;
 use heapbpf_probes::{Machine, ResultLocation, ReturnProbe, ReturnSite};
@@ -20,7 +21,7 @@ const FREE: u64 = 0x300;
 const ENOTSUPP: i32 = 524;
 
 /// Existing links by number: the process, and the file offsets.
-type InForce = Rc<RefCell<BTreeMap<usize, (Option<u32>, Vec<u64>)>>>;
+type InForce = Arc<Mutex<BTreeMap<usize, (Option<u32>, Vec<u64>)>>>;
 
 /// The kernel's side of the tests.
 #[derive(Default)]
@@ -39,15 +40,23 @@ struct FakeLinks {
     number: usize,
 }
 
+impl FakeLinks {
+    fn make(in_force: &InForce, number: usize, points: &[ProbePoint], pid: Option<u32>) -> Self {
+        let offsets = points.iter().map(|point| point.offset).collect();
+        in_force.lock().expect("no panic").insert(number, (pid, offsets));
+        Self { in_force: Arc::clone(in_force), number }
+    }
+}
+
 impl Drop for FakeLinks {
     fn drop(&mut self) {
-        self.in_force.borrow_mut().remove(&self.number);
+        self.in_force.lock().expect("no panic").remove(&self.number);
     }
 }
 
 impl ProbeLinks for FakeLinks {
     fn stop_tracking_frees(&mut self) {
-        let mut in_force = self.in_force.borrow_mut();
+        let mut in_force = self.in_force.lock().expect("no panic");
         let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
         offsets.retain(|offset| *offset != FREE);
     }
@@ -72,9 +81,8 @@ impl Linker for Kernel {
             return refusal(ENOTSUPP);
         }
         let number = self.attempts.get();
-        self.in_force.borrow_mut().insert(number, (pid, points.iter().map(|point| point.offset).collect()));
         *self.points.borrow_mut() = points.to_vec();
-        Ok(FakeLinks { in_force: Rc::clone(&self.in_force), number })
+        Ok(FakeLinks::make(&self.in_force, number, points, pid))
     }
 
     fn link_each(
@@ -93,9 +101,37 @@ impl Linker for Kernel {
 impl Kernel {
     /// Existing links, in a fixed order.
     fn links(&self) -> Vec<(Option<u32>, Vec<u64>)> {
-        let mut links: Vec<_> = self.in_force.borrow().values().cloned().collect();
+        let mut links: Vec<_> = self.in_force.lock().expect("no panic").values().cloned().collect();
         links.sort();
         links
+    }
+}
+
+/// Makes links when it is told to.
+struct Slow {
+    in_force: InForce,
+    gate: Mutex<Receiver<usize>>,
+}
+
+impl Linker for Slow {
+    type Links = FakeLinks;
+
+    fn kind(&self) -> LinkKind {
+        LinkKind::Session
+    }
+
+    fn link(&self, _: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<FakeLinks, KernelError> {
+        let number = self.gate.lock().expect("no panic").recv().expect("the test goes on");
+        Ok(FakeLinks::make(&self.in_force, number, points, pid))
+    }
+
+    fn link_each(
+        &self,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+    ) -> Result<(FakeLinks, Refused), KernelError> {
+        Ok((self.link(path, points, pid)?, Refused::new()))
     }
 }
 
@@ -188,6 +224,8 @@ fn a_file_is_linked_once_for_each_process() {
     assert_eq!(hooks.functions(), [1, 2, 3]);
     assert_eq!(hooks.shared_since(key), None, "each link serves one process");
     hooks.release(10);
+    assert!(!hooks.is_served(key, P) && hooks.is_served(key, Q));
+    drop(hooks.take_loose());
     assert_eq!(world.kernel.links(), [(Q, ALL.to_vec())]);
     hooks.release_all();
     assert_eq!(world.kernel.links(), []);
@@ -201,11 +239,67 @@ fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them
         world.hook(&mut hooks, key, None).expect("links");
     }
     let gone = hooks.forget(|key, path| *key == stays || path == "/plugin.so", &mut world.sites);
+    drop(hooks.take_loose());
     assert_eq!((gone, world.kernel.links().len(), world.sites.0.len()), (vec![third], 2, 6));
     assert!(hooks.files.get(third).is_none() && !hooks.has_sites(third) && hooks.is_served(custom, None));
     let again = allocator(&mut hooks, "/another");
     assert_eq!(world.hook(&mut hooks, again, None).expect("links"), Hooked::Now);
     assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+}
+
+#[test]
+fn links_are_made_aside_and_told_once_they_are_there() {
+    let (mut sites, mut hooks) = (Sites::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    let ((go, gate), in_force) = (channel(), InForce::default());
+    let slow = Arc::new(Slow { in_force: Arc::clone(&in_force), gate: Mutex::new(gate) });
+    let is_under_way = |result: &Result<Hooked, HookError>| matches!(result, Err(HookError::UnderWay { .. }));
+    for _ in 0..2 {
+        assert!(is_under_way(&hooks.hook_aside(key, P, &slow, &mut sites)));
+    }
+    assert_eq!((hooks.own_links(key), hooks.is_served(key, P)), (1, false));
+    // The process of these has ended before they are made.
+    assert!(is_under_way(&hooks.hook_aside(key, Q, &slow, &mut sites)));
+    hooks.release(11);
+    [1, 2].iter().for_each(|number| go.send(*number).expect("it waits"));
+    let hooked = loop {
+        let hooked = hooks.hook_aside(key, P, &slow, &mut sites);
+        if !is_under_way(&hooked) {
+            break hooked;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(hooked.expect("links"), Hooked::Now);
+    assert_eq!(hooks.hook_aside(key, P, &slow, &mut sites).expect("links"), Hooked::Already);
+    while !hooks.making.under_way().is_empty() {
+        hooks.take_in_made(LinkKind::Session);
+        std::thread::yield_now();
+    }
+    assert_eq!((hooks.is_served(key, Q), hooks.take_loose().len(), hooks.own_links(key)), (false, 1, 1));
+    let made: Vec<Option<u32>> = in_force.lock().expect("no panic").values().map(|(pid, _)| *pid).collect();
+    assert_eq!(made, [P]);
+}
+
+#[test]
+fn links_to_a_file_that_nobody_has_mapped_for_a_while_are_let_go_of_and_made_again() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let [gone, stays] = ["/mnt/plugin.so", "/libc.so.6"].map(|path| allocator(&mut hooks, path));
+    for (key, pid) in [(gone, None), (gone, P), (stays, None)] {
+        world.hook(&mut hooks, key, pid).expect("links");
+    }
+    let begun = Instant::now();
+    let look = |hooks: &mut Hooks<FakeLinks>, seconds, is_mapped: bool| {
+        let now = begun + Duration::from_secs(seconds);
+        hooks.let_go_of_unmapped(now, |key| key == stays || is_mapped);
+        hooks.take_loose().len()
+    };
+    assert_eq!([look(&mut hooks, 0, false), look(&mut hooks, 59, false), look(&mut hooks, 60, true)], [0, 0, 0]);
+    assert_eq!([look(&mut hooks, 70, false), look(&mut hooks, 129, false), look(&mut hooks, 130, false)], [0, 0, 1]);
+    let served = [(gone, None), (gone, P), (stays, None)].map(|(key, pid)| hooks.is_served(key, pid));
+    assert_eq!(served, [false, true, true]);
+    assert_eq!(hooks.shared_since(gone), None);
+    assert_eq!(world.hook(&mut hooks, gone, None).expect("links"), Hooked::Now);
+    assert_eq!((look(&mut hooks, 131, false), world.kernel.links().len()), (0, 3));
 }
 
 /// The kernel keeps probes at their offsets, whatever is there later.
@@ -262,6 +356,7 @@ fn links_for_every_process_are_beside_those_of_one() {
     assert!(hooks.shared_since(key).is_some());
     assert_eq!([P, None, Q].map(|pid| hooks.is_served(key, pid)), [true, true, false]);
     hooks.release(10);
+    drop(hooks.take_loose());
     assert_eq!(world.kernel.links(), [(None, ALL.to_vec())], "another process may still need it");
 }
 

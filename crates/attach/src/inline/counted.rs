@@ -14,12 +14,12 @@ use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::breaker::Ours;
-use super::closing::Closing;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
 use super::removal::{leads_to_ours, take_out, take_out_at, take_out_now};
 use super::sampling::SetBound;
+use crate::closing::Closing;
 use crate::files::FileKey;
 
 /// Maximum number of rounds for removing the hooks from all processes, because processes may fork in between.
@@ -45,7 +45,7 @@ pub(super) struct Counted {
     /// Links by the process that was hooked. They serve its children, too.
     linked: HashMap<ProcessKey, Vec<Linked>>,
     /// The links of processes that have exited.
-    closing: Closing,
+    closing: Closing<InlineLinks>,
     /// Whether children are targets.
     follows: bool,
     /// Whether all calls have been sampled so far.

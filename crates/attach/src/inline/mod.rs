@@ -8,7 +8,6 @@
 pub mod attempts;
 pub mod breaker;
 pub mod cleaner;
-mod closing;
 mod control;
 mod counted;
 pub mod crashes;

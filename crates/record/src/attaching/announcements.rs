@@ -4,7 +4,7 @@
 //! for them. So a process whose allocator is probed is never counted twice, whatever it maps later.
 
 use heapbpf_attach::files::FileKey;
-use heapbpf_attach::hooks::Hooked;
+use heapbpf_attach::hooks::{HookError, Hooked};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::processes::HostChange;
@@ -35,7 +35,10 @@ impl Attaching {
                 return Err(Unhooked::Waits);
             }
         }
-        let hooked = self.hooks.hook(key, None, &self.programs, &mut self.control);
+        let hooked = self.link(key, None);
+        if matches!(hooked, Err(HookError::UnderWay { .. })) {
+            return Err(Unhooked::Waits);
+        }
         let listed = hooked.map_err(|error| error.to_string()).and_then(|hooked| {
             // An exec takes the process off the list, so it is listed again after one.
             let listed = self.control.add_target(pid, CountedBy::Announcements);

@@ -1,6 +1,6 @@
 //! Attaches probes as targets fork, exec, map new files and end.
 
-use heapbpf_attach::hooks::Hooked;
+use heapbpf_attach::hooks::{HookError, Hooked};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
@@ -73,6 +73,7 @@ impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.functions().len();
+        self.look_at_links();
         for under_way in std::mem::take(&mut self.under_way) {
             if !self.is_over() {
                 self.mapped(host, under_way, true);
@@ -101,7 +102,7 @@ impl Attaching {
                 HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { generation, module, .. } => {
                     self.note_others_hooks(host, generation, module);
-                    self.mapped(host, UnderWay { generation, module, began: None }, false);
+                    self.mapped(host, UnderWay { generation, module, began: None, forked_ns: None }, false);
                 }
                 HostChange::Started(generation) if !self.global => self.started(host, generation),
                 HostChange::Started(generation) => {
@@ -146,13 +147,15 @@ impl Attaching {
         }
         // Processes that still wait for their inline hooks will not get them any more.
         for under_way in std::mem::take(&mut self.under_way) {
-            self.too_late_for(host, under_way.generation);
+            if under_way.forked_ns.is_none() {
+                self.too_late_for(host, under_way.generation);
+            }
         }
     }
 
     /// Handles a module that a process mapped. `again`: it was still being examined the last time.
     fn mapped(&mut self, host: &mut Host, mapped: UnderWay, again: bool) {
-        let UnderWay { generation, module, began } = mapped;
+        let UnderWay { generation, module, began, forked_ns } = mapped;
         let pid = generation.pid;
         if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(generation) {
             let is_named = self.targets.named_alive.contains(&pid);
@@ -167,7 +170,7 @@ impl Attaching {
             return;
         }
         let began = began.or_else(|| self.takes_in().then(|| Spent::now(pid)));
-        let under_way = UnderWay { generation, module, began };
+        let under_way = UnderWay { began, ..mapped };
         let known = self.targets.coverages.contains_key(&pid);
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
         // Examining a large file takes seconds, so files of other programs are not examined.
@@ -192,7 +195,7 @@ impl Attaching {
             }
             return;
         }
-        let had_ns = mapped_since(host, generation, module);
+        let had_ns = forked_ns.unwrap_or_else(|| mapped_since(host, generation, module));
         if let Some(generation) = host.processes().get(generation) {
             self.targets.generation_began(pid, generation.since_ns);
         }
@@ -219,8 +222,15 @@ impl Attaching {
             if let Some(began) = began.filter(|_| hooked_ns > had_ns) {
                 self.note_lacked(pid, (had_ns, hooked_ns), began);
             }
+            // Unless it has executed another program since.
+            let is_fork = self.targets.coverages.get(&pid).is_some_and(|it| Some(it.since_ns) == forked_ns);
+            if is_fork && hooked_ns > had_ns {
+                self.note_late_fork(pid, (had_ns, hooked_ns));
+            }
         }
         match missed {
+            // Another remark tells it.
+            _ if forked_ns.is_some() => {}
             Missed::Unchanged => {}
             Missed::No => self.missed.has_one_hooked(pid),
             Missed::IfEnded => self.too_late_for(host, generation),
@@ -253,7 +263,7 @@ impl Attaching {
         self.standing.note_announcing(pid, false);
         let Some(generation) = host.processes().current(pid).map(|generation| generation.id) else { return };
         for module in modules_of(host, pid) {
-            self.mapped(host, UnderWay { generation, module, began: None }, false);
+            self.mapped(host, UnderWay { generation, module, began: None, forked_ns: None }, false);
         }
     }
 
@@ -354,7 +364,19 @@ impl Attaching {
             if self.is_over() {
                 return;
             }
-            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_announcing {
+            // Without its generation, it cannot be looked at again.
+            let generation = host.processes().current(child).map(|generation| generation.id);
+            let linked = match generation {
+                Some(_) => self.link(key, None),
+                None => self.hooks.hook(key, None, &*self.programs, &mut self.control),
+            };
+            if let (Err(HookError::UnderWay { .. }), Some(generation)) = (&linked, generation) {
+                self.under_way.push(UnderWay { generation, module, began: None, forked_ns: Some(time_ns) });
+                if !is_announcing {
+                    self.targets.forked_late(child, None);
+                }
+            }
+            if linked.is_ok() && !is_announcing {
                 let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
                 self.targets.hooked(child, time_ns, hooked_ns);
                 served_ns = hooked_ns.max(served_ns);

@@ -38,7 +38,7 @@ pub(super) enum Unhooked {
     Gone,
     /// It has an allocator, but its process ended before the links were attached.
     TooLate,
-    /// Its process is to be hooked inline, which has not been possible yet.
+    /// Its process is to be hooked inline, which has not been possible yet, or its links are being made.
     Waits,
     /// Its process cannot be hooked.
     Refused(String),
@@ -102,7 +102,8 @@ impl Attaching {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
         self.avoid_breakpoints(host, module, key, pid);
-        match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
+        match self.link(key, pid) {
+            Err(HookError::UnderWay { .. }) => Err(Unhooked::Waits),
             Ok(hooked) => {
                 if hooked == Hooked::Now
                     && let Some(audit) = self.hooks.audited(key).cloned()

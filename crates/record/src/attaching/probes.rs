@@ -1,11 +1,13 @@
 //! The probes of a recording, with what is known about the modules and processes that they serve.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use heapbpf_attach::closing::Closing;
 use heapbpf_attach::detours::Detours;
 use heapbpf_attach::files::{FileKey, Sources};
-use heapbpf_attach::hooks::Hooks;
+use heapbpf_attach::hooks::{HookError, Hooked, Hooks};
 use heapbpf_attach::inline::InlineHooks;
 use heapbpf_attach::inline::standing::Standing;
 use heapbpf_attach::rules;
@@ -20,7 +22,7 @@ use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::exec_watch::ExecWatch;
 use heapbpf_kernel::mappings::MappingProbes;
-use heapbpf_kernel::programs::Programs;
+use heapbpf_kernel::programs::{Links, Programs};
 use heapbpf_probes::{CustomAllocator, Runtime, Table};
 use sampler_ebpf::abi::ProcessKey;
 
@@ -87,23 +89,28 @@ impl Spent {
     }
 }
 
-/// A module that a process mapped, and that another thread is still examining or that waits to be hooked inline.
+/// A module that a process mapped, and that another thread is still examining or linking, or that waits to be hooked
+/// inline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnderWay {
     pub(super) generation: GenerationId,
     pub(super) module: ModuleId,
     /// When it was first looked at, where processes are hooked one by one.
     pub(super) began: Option<Spent>,
+    /// When its process was forked (CLOCK_MONOTONIC), if the links that should have served it by then are being made.
+    pub(super) forked_ns: Option<u64>,
 }
 
 /// The probes of a recording.
 pub struct Attaching {
     /// BPF programs that the probes run.
-    pub programs: Programs,
+    pub programs: Arc<Programs>,
     /// Control maps of these programs.
     pub control: ControlMaps,
     /// Hooked files.
     pub hooks: Hooks,
+    /// Links that nothing needs any more.
+    closing: Closing<Links>,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
     /// Whether the user asked for inline hooks, so that processes without them must be reported.
@@ -200,8 +207,9 @@ impl Attaching {
         let rules = rules::of_this_kernel(Some(&programs));
         let hooks_inline = inline.is_some();
         Self {
-            programs,
+            programs: Arc::new(programs),
             control,
+            closing: Closing::default(),
             inline,
             inline_is_asked,
             refusals: Refusals::default(),
@@ -251,6 +259,37 @@ impl Attaching {
             }),
             until_ns: u64::MAX,
         }
+    }
+
+    /// Makes links to a file. Once the recording has begun, another thread makes them, and
+    /// [`HookError::UnderWay`] is returned until it has.
+    pub(super) fn link(&mut self, key: FileKey, pid: Option<u32>) -> Result<Hooked, HookError> {
+        let Self { hooks, programs, control, .. } = self;
+        if self.is_starting {
+            hooks.hook(key, pid, &**programs, control)
+        } else {
+            hooks.hook_aside(key, pid, &*programs, control)
+        }
+    }
+
+    /// Takes in links that the other thread has made, and closes those that nothing needs any more.
+    pub(super) fn look_at_links(&mut self) {
+        self.hooks.take_in_made(self.programs.kind);
+        for links in self.hooks.take_loose() {
+            self.closing.close(links);
+        }
+    }
+
+    /// Lets go of links to files that no process has mapped for a while: they keep the file systems in use.
+    pub(crate) fn let_go_of_unmapped(&mut self, host: &Host) {
+        if self.is_over() || self.hooks.served(None).next().is_none() {
+            return;
+        }
+        let running = host.processes().iter().filter(|process| process.until_ns.is_none());
+        let mapped: HashSet<ModuleId> = running.flat_map(|process| process.space.modules()).collect();
+        let looks = self.modules.iter().filter(|(module, _)| mapped.contains(*module));
+        let files: HashSet<FileKey> = looks.filter_map(|(_, look)| look.probed_file()).collect();
+        self.hooks.let_go_of_unmapped(Instant::now(), |key| files.contains(&key));
     }
 
     /// Sets when hooking and releasing stop (CLOCK_MONOTONIC): each takes milliseconds.

@@ -238,7 +238,7 @@ impl Attaching {
             let path = path.to_string_lossy().into_owned();
             match self.hooks.files.examine(&path, &Arc::new(file)) {
                 Ok((key, true)) if self.hooks.files.announces(key) => {}
-                Ok((key, true)) => match self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control) {
+                Ok((key, true)) => match self.link(key, self.link_for(pid)) {
                     Err(error @ HookError::MustBeShared { .. }) => self.refuse(error.to_string()),
                     hooked => drop(hooked?),
                 },

@@ -230,10 +230,15 @@ impl TargetSet {
     }
 
     /// Notes that a process was forked before links served it. `missed_ns`: CPU time that it had used by then; `None`
-    /// if it had ended.
+    /// if it had ended, or no link serves it yet. Of several reports, the largest holds; those after its end are
+    /// ignored.
     pub fn forked_late(&mut self, pid: u32, missed_ns: Option<u64>) {
         if let Some(coverage) = self.coverages.get_mut(&pid) {
-            coverage.late = Some(Late { since_ns: coverage.since_ns, missed_ns, all_ns: None });
+            let before = coverage.late.filter(|late| late.since_ns == coverage.since_ns);
+            if before.is_none_or(|late| late.all_ns.is_none()) {
+                let missed_ns = missed_ns.max(before.and_then(|late| late.missed_ns));
+                coverage.late = Some(Late { since_ns: coverage.since_ns, missed_ns, all_ns: None });
+            }
         }
     }
 
@@ -434,6 +439,24 @@ mod tests {
         targets.end(2, 200);
         targets.forget(300);
         assert_eq!(targets.late_forks(|_| Some(100)), forks, "the ended count although they are forgotten");
+    }
+
+    #[test]
+    fn children_for_which_links_are_being_made_are_counted_from_then_on() {
+        let mut targets = TargetSet::default();
+        for pid in [1, 2] {
+            targets.begin(pid, 100);
+            targets.forked_late(pid, None);
+        }
+        assert_eq!(targets.share_if_late(1, || Some(50)), Some(0.0));
+        // Those of one file are there before those of another.
+        targets.forked_late(1, Some(40));
+        targets.forked_late(1, Some(30));
+        targets.used(2, 20);
+        targets.forked_late(2, Some(5));
+        assert_eq!([1, 2].map(|pid| targets.share_if_late(pid, || Some(100))), [Some(0.6), Some(0.0)]);
+        let forks = LateForks { processes: 2, all_ns: 120, counted_ns: 60 };
+        assert_eq!(targets.late_forks(|_| Some(100)), forks);
     }
 
     #[test]

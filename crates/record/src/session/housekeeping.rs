@@ -79,6 +79,7 @@ impl Session {
         if now.saturating_sub(self.housekeeping.dropped_unused_ns) > KEEP_UNUSED_NS {
             self.housekeeping.dropped_unused_ns = now;
             self.recorder.drop_unused();
+            self.attaching.let_go_of_unmapped(&self.host);
         }
         if self.housekeeping.gives_back(now) {
             self.give_memory_back();

@@ -164,9 +164,8 @@ impl Session {
         } else {
             None
         };
-        let (criterion, live_max) = (config.criterion as u32, plan.kernel.sizes.live_max);
-        let lossless = plan.kernel.lossless;
-        let how = InlineSampling { draw, seed: config.seed, criterion, live_max, lossless };
+        let (criterion, sizes, lossless) = (config.criterion as u32, &plan.kernel.sizes, plan.kernel.lossless);
+        let how = InlineSampling { draw, seed: config.seed, criterion, live_max: sizes.live_max, lossless };
         // Children of targets by a rule are targets, too: at the least, the same rule matches them.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
