@@ -88,6 +88,12 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
         std::thread::Builder::new().name(self.name.into()).spawn(run).ok().map(|_| jobs)
     }
 
+    /// Whether there has been a job, and so there is a thread.
+    #[must_use]
+    pub const fn is_started(&self) -> bool {
+        self.jobs.is_some()
+    }
+
     /// Keys of the jobs whose results were not taken yet.
     #[must_use]
     pub const fn under_way(&self) -> &HashSet<K> {
@@ -136,7 +142,7 @@ mod tests {
     #[test]
     fn jobs_are_done_aside_in_their_order_and_a_panic_ends_only_its_own() {
         let mut aside: Aside<u32, u32> = Aside::new("aside");
-        assert_eq!((aside.next_done(), aside.wait()), (None, None), "nothing was begun");
+        assert_eq!((aside.next_done(), aside.wait(), aside.is_started()), (None, None, false), "nothing was begun");
         let (go, gate) = channel::<()>();
         assert!(aside.begin(1, move || gate.recv().map_or(0, |()| 10)));
         assert!(aside.begin(2, || panic!("as a hostile file may make it")));

@@ -131,7 +131,7 @@ pub struct Wanted<'a> {
     pub sampled: &'a [u64],
     /// Functions of an object allocator that calls the allocator.
     pub objects: &'a [ObjectHook],
-    /// Whether the caller waits until the process is prepared. Otherwise another thread prepares it meanwhile.
+    /// Whether the caller waits until the process is prepared. Otherwise another thread prepares it in the meantime.
     pub is_at_once: bool,
     /// Whether the process waits at its entry point, for a second at most.
     pub is_held: bool,
@@ -395,31 +395,40 @@ impl InlineHooks {
             {
                 self.sites.insert(key, add_sites(&sites)?);
             }
-            if !is_preparing && !self.begin((process, key), file, wanted) {
-                return Err(Refused::Plan("no thread can be started to prepare it".to_owned()));
-            }
-            if !wanted.is_at_once {
-                return Ok(None);
-            }
-            let done = self.aside.wait();
+            let done = match (is_preparing, wanted.is_at_once) {
+                (true, true) => self.aside.wait(),
+                (true, false) => return Ok(None),
+                (false, true) => {
+                    // A thread that begins now might keep rights that the recording drops.
+                    let order = self.order((process, key), file, wanted);
+                    let outcome = self.preparation.lock().unwrap_or_else(PoisonError::into_inner).prepare(&order);
+                    Some(((process, key), Some((outcome, Duration::ZERO))))
+                }
+                (false, false) => {
+                    let order = self.order((process, key), file, wanted);
+                    let has_begun = self.begin(order, wanted.is_held);
+                    let failed = || Refused::Plan("no thread can be started to prepare it".to_owned());
+                    return if has_begun { Ok(None) } else { Err(failed()) };
+                }
+            };
             done.into_iter().for_each(|done| self.take_over(done));
         }
     }
 
-    /// Begins to prepare an allocator in a process. Returns whether that was possible.
-    fn begin(
+    /// What to prepare.
+    fn order(
         &mut self,
         (process, key): (ProcessKey, FileKey),
         (path, file): (&str, &Arc<File>),
         wanted: Wanted<'_>,
-    ) -> bool {
+    ) -> Order {
         let number = *self.numbers.entry(process).or_insert(self.next_number);
         self.next_number = self.next_number.max(number + 1);
         let mut control = self.control.of_process(number);
         if !limits::may_wait(process.tgid) {
             (control.granted, control.most_pauses) = (0, 0);
         }
-        let order = Order {
+        Order {
             process,
             key,
             path: path.to_owned(),
@@ -430,9 +439,13 @@ impl InlineHooks {
             control,
             sampling: self.sampling,
             bases: self.counted.linked(process.tgid).map(|linked| linked.base).collect(),
-        };
-        let (preparation, is_held) = (Arc::clone(&self.preparation), wanted.is_held);
-        self.aside.begin((process, key), move || {
+        }
+    }
+
+    /// Begins to prepare an allocator in a process on the other thread. Returns whether that was possible.
+    fn begin(&mut self, order: Order, is_held: bool) -> bool {
+        let preparation = Arc::clone(&self.preparation);
+        self.aside.begin((order.process, order.key), move || {
             let _raised = is_held.then(RaisedPriority::begin);
             let begun = thread_cpu_time();
             let outcome = preparation.lock().unwrap_or_else(PoisonError::into_inner).prepare(&order);
@@ -497,6 +510,9 @@ impl InlineHooks {
     }
 
     fn undo_aside(&mut self, prepared: Prepared) {
+        if !self.aside.is_started() {
+            return prepared.undo();
+        }
         self.aside.begin((prepared.process, prepared.linked.key), move || {
             prepared.undo();
             (Ok(Outcome::Undone), Duration::ZERO)

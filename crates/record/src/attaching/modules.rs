@@ -448,7 +448,8 @@ impl Attaching {
     /// Whether another thread is examining a module. Starts that for a new file, so that the recording goes on in the
     /// meantime.
     pub(super) fn is_examined_aside(&mut self, host: &mut Host, module: ModuleId) -> bool {
-        if self.modules.contains_key(&module) {
+        // A thread that begins now might keep rights that the recording drops.
+        if self.is_starting || self.modules.contains_key(&module) {
             return false;
         }
         let file = host.modules().get(module).filter(|module| module.kind == ModuleKind::File);

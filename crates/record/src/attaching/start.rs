@@ -124,7 +124,6 @@ impl Attaching {
             let modules = modules_of(host, pid);
             self.plan_all(host, &modules);
             let mut taken_in = self.take_in(host, pid);
-            // Files that it has mapped since are examined on another thread.
             while taken_in.may_come() && is_alive(pid) {
                 std::thread::sleep(PAUSE);
                 taken_in = self.take_in(host, pid);
