@@ -306,8 +306,11 @@ impl InlineHooks {
             Some((_, waits @ Service::Waits { until, .. })) => {
                 (Instant::now() < until || self.is_preparing(pid)).then_some(waits)
             }
-            // The file may have been unloaded and loaded again, or the process runs another program.
-            Some((_, Service::Inline)) | None => None,
+            // The file may have been unloaded and loaded again, or the process runs another program. Two at a time in a
+            // process would get in each other's way.
+            Some((_, Service::Inline)) | None => self
+                .is_preparing(pid)
+                .then(|| Service::Waits { attempts: Attempts::default(), until: Instant::now() }),
         }
     }
 
@@ -381,10 +384,10 @@ impl InlineHooks {
         forbidden::check(pid)?;
         self.tripped.clone().map_or(Ok(()), |why| Err(Refused::Tripped(why)))?;
         loop {
-            // Two at a time in a process would take each other for another heapbpf.
+            // Only one thread at a time can stop a process.
             let is_preparing = self.is_preparing(pid);
             // What was prepared in another process generation with this PID is gone with that generation's memory.
-            if let Some(prepared) = self.prepared.remove(&(pid, key)) {
+            if !is_preparing && let Some(prepared) = self.prepared.remove(&(pid, key)) {
                 if prepared.target.is_there() {
                     return Ok(Some(prepared));
                 }
