@@ -156,7 +156,7 @@ struct Order {
     first_site: Option<u32>,
     control: Control,
     sampling: Sampling,
-    /// Where this heapbpf's hooks of other allocators are in the process.
+    /// Where this heapbpf's code for other allocators is in the process.
     bases: Vec<u64>,
 }
 
@@ -441,7 +441,7 @@ impl InlineHooks {
             first_site: self.sites.get(&key).copied(),
             control,
             sampling: self.sampling,
-            bases: self.counted.linked(process.tgid).map(|linked| linked.base).collect(),
+            bases: self.mapped_in(process.tgid).collect(),
         }
     }
 
@@ -634,8 +634,14 @@ impl InlineHooks {
 
     /// Whether the code that is mapped at `base` in a process is ours.
     pub fn has_mapped(&self, pid: u32, base: u64) -> bool {
+        self.mapped_in(pid).any(|ours| ours == base)
+    }
+
+    /// Where our code is mapped in a process, whether or not jumps lead to it.
+    fn mapped_in(&self, pid: u32) -> impl Iterator<Item = u64> {
         let prepared = self.prepared.values().map(|prepared| &prepared.linked);
-        self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
+        let prepared = prepared.filter(move |linked| linked.pid == pid);
+        self.counted.linked(pid).chain(prepared).map(|linked| linked.base)
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is

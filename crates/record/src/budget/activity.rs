@@ -19,10 +19,10 @@ const SHARE: f64 = 0.01;
 /// Maximum that it may take at once, at the start and after a quiet time, ns: enough to hook many processes within the
 /// first second.
 const MOST_SAVED_NS: f64 = 400_000_000.0;
-/// CPU time that hooking a process takes, ns, roughly.
-const OF_ONE_NS: f64 = 4_000_000.0;
+/// Maximum number of processes that are prepared at the same time: what that takes is known afterwards.
+const MOST_PREPARED: usize = 8;
 /// Longest time for which a process has a place before it is hooked, ns. Attempts to stop one end sooner.
-const PREPARED_WITHIN_NS: u64 = 30_000_000_000;
+const PREPARED_WITHIN_NS: u64 = 15_000_000_000;
 /// Maximum number of processes that are hooked at the same time: each has links of its own, and the kernel keeps all
 /// links in one list.
 const MOST_AT_ONCE: usize = 512;
@@ -368,10 +368,10 @@ impl Activity {
         }
     }
 
-    /// Whether hooking has used up its CPU time for now, or will have with those that are being prepared.
+    /// Whether hooking has used up its CPU time for now, or enough processes are being prepared.
     pub fn is_spent(&self) -> bool {
-        let prepared = self.processes.values().filter(|known| known.prepared_since_ns.is_some()).count();
-        self.saved_ns <= OF_ONE_NS * prepared as f64
+        let prepared = self.processes.values().filter(|known| known.prepared_since_ns.is_some());
+        self.saved_ns <= 0.0 || prepared.count() >= MOST_PREPARED
     }
 
     /// Subtracts CPU time that hooking took, ns.
@@ -875,7 +875,7 @@ mod tests {
         look(&mut activity, &[(1, 5), (2, 5)], 200);
         assert!(activity.prepares(process(1), 200 * MS) && activity.prepares(process(1), 300 * MS));
         assert!(!activity.prepares(process(1), 200 * MS + PREPARED_WITHIN_NS), "it takes too long");
-        activity.pass_over(process(1), 31_000 * MS);
+        activity.pass_over(process(1), 20_000 * MS);
         assert!(activity.has_place() && activity.awaits_hooks(process(1)));
         assert!(activity.prepares(process(1), 40_000 * MS) && activity.prepares(process(2), 40_000 * MS));
         activity.postponed(process(2), 40_000 * MS);
@@ -885,17 +885,29 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_being_prepared_are_paid_for_in_advance() {
+    fn so_many_are_prepared_at_once() {
         let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[], 100);
-        look(&mut activity, &[(1, 5), (2, 5)], 200);
-        activity.spend(395 * MS);
-        assert!(!activity.is_spent() && activity.prepares(process(1), 200 * MS) && !activity.is_spent());
-        assert!(activity.prepares(process(2), 200 * MS) && activity.is_spent());
-        activity.spend(4 * MS);
-        activity.counted(process(1), None);
-        activity.refused(process(2));
-        assert!(!activity.is_spent());
+        let busy: Vec<(u32, u64)> = (0..=MOST_PREPARED as u32).map(|tgid| (tgid, 5)).collect();
+        let due = look(&mut activity, &busy, 200);
+        assert_eq!(due.len(), MOST_PREPARED + 1);
+        assert!(due[1..].iter().all(|tgid| !activity.is_spent() && activity.prepares(process(*tgid), 200 * MS)));
+        assert!(activity.is_spent() && look(&mut activity, &busy, 300).is_empty());
+        activity.counted(process(due[1]), None);
+        activity.refused(process(due[2]));
+        assert_eq!((activity.is_spent(), look(&mut activity, &busy, 400)), (false, vec![due[0]]));
+    }
+
+    #[test]
+    fn what_a_named_process_used_with_only_some_of_its_hooks_is_not_counted() {
+        let mut activity = Activity::new(2, 1, true);
+        let named = ProcessKey { tgid: 1, start_ns: 5, ..ProcessKey::default() };
+        look_at(&mut activity, &[], 100);
+        let thread = LivingThread { process: named, memory_users: 1, cpu_ns: 10 * MS };
+        activity.look(&[thread], 200 * MS, |_| true, |_| true);
+        activity.counted_late(named, 30 * MS, Some(40 * MS));
+        look_at(&mut activity, &[(named, 50)], 300);
+        assert_eq!(activity.of(named), Some(CpuTime { all_ns: 50 * MS, counted_ns: 10 * MS }));
     }
 
     #[test]
