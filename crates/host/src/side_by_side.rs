@@ -43,11 +43,12 @@ fn by_threads<T: Send>(most: usize, items: Vec<T>, work: impl Fn(T) + Sync) {
 pub struct Aside<K, T> {
     name: &'static str,
     jobs: Option<Sender<(K, Job<T>)>>,
-    done: (Sender<Done<K, T>>, Receiver<Done<K, T>>),
+    done: Results<K, T>,
     under_way: HashSet<K>,
 }
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
+type Results<K, T> = (Sender<Done<K, T>>, Receiver<Done<K, T>>);
 
 /// A finished job: its key and its result; `None` if it panicked.
 pub type Done<K, T> = (K, Option<T>);

@@ -404,8 +404,8 @@ impl Symbolizer {
         let until = thread_cpu_time() + longest(self.least_time, bytes);
         let is_over = || thread_cpu_time() >= until;
         self.until = until;
-        let is_readable = is_trusted
-            || entries(image, elf).is_some_and(|(info, abbrev)| !is_too_deep(&info, &abbrev, &is_over));
+        let is_readable =
+            is_trusted || entries(image, elf).is_some_and(|(info, abbrev)| !is_too_deep(&info, &abbrev, &is_over));
         if !is_readable && is_over() {
             self.is_too_slow = true;
             return Contents::Symbols;

@@ -308,9 +308,9 @@ impl InlineHooks {
             }
             // The file may have been unloaded and loaded again, or the process runs another program. Two at a time in a
             // process would get in each other's way.
-            Some((_, Service::Inline)) | None => self
-                .is_preparing(pid)
-                .then(|| Service::Waits { attempts: Attempts::default(), until: Instant::now() }),
+            Some((_, Service::Inline)) | None => {
+                self.is_preparing(pid).then(|| Service::Waits { attempts: Attempts::default(), until: Instant::now() })
+            }
         }
     }
 
