@@ -164,6 +164,8 @@ fn a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them() {
     let recorder = Recorder::new().flag("--all").interval(512 << 10);
     let recording = recorder.variable("STATE_DIRECTORY", state.path().as_os_str()).start();
     until("both are hooked", || is_hooked(pid) && is_hooked(other_pid));
+    let used = cpu_time(other_pid);
+    until("the other one is counted", || cpu_time(other_pid) > used + Duration::from_millis(50));
     goes_on_at(pid, &Place::at(base(pid) + BLOB_CODE));
     let status = victim.0.wait().expect("our own child");
     assert_eq!(status.signal(), Some(libc::SIGSEGV), "it dies as it should");
