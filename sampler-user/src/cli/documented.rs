@@ -17,12 +17,26 @@ fn options(command: &clap::Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| arg.get_long().is_some() && !arg.is_hide_set())
 }
 
-/// Commands with their own options. Recording is first and needs no name; `serve` has the same options.
+/// A command's options by heading, in the order of its help.
+fn tables(command: &clap::Command) -> Vec<(&str, Vec<&Arg>)> {
+    let mut tables: Vec<(&str, Vec<&Arg>)> = Vec::new();
+    for arg in options(command) {
+        let title = arg.get_help_heading().unwrap_or("option");
+        match tables.iter_mut().find(|(known, _)| *known == title) {
+            Some((_, args)) => args.push(arg),
+            None => tables.push((title, vec![arg])),
+        }
+    }
+    tables
+}
+
+/// Commands with options. Recording is first and needs no name; `serve` has the same options.
 fn commands() -> Vec<(String, clap::Command)> {
     let all = Cli::command();
     let others = all.get_subcommands().filter(|it| !it.is_hide_set() && !["record", "serve"].contains(&it.get_name()));
     let others: Vec<_> = others.map(|it| (format!("heapbpf {}", it.get_name()), it.clone())).collect();
-    std::iter::once(("heapbpf, heapbpf record, heapbpf serve".to_owned(), all)).chain(others).collect()
+    let recording = ("heapbpf, heapbpf record, heapbpf serve".to_owned(), all);
+    std::iter::once(recording).chain(others).filter(|(_, command)| options(command).next().is_some()).collect()
 }
 
 /// The beginning of an option's table row: ``| `-i`, `--interval SIZE` | 512KiB |``.
@@ -54,28 +68,44 @@ fn meaning(arg: &Arg) -> String {
     if values.is_empty() { help } else { format!("{help}: {}", values.join(", ")) }
 }
 
+/// A table of options under its title.
+fn table(title: &str, args: &[&Arg]) -> String {
+    let rows: String = args.iter().map(|arg| format!("{} {} |\n", head(arg), meaning(arg))).collect();
+    format!("| {title} | default | |\n|---|---|---|\n{rows}")
+}
+
+/// Where a command shares a table with recording, the table is only named.
 fn document() -> String {
     let mut text = String::from(
         "# Options\n\nEvery option of every command, as `--help-all` has them. Sizes are `4096`, `64k`, `64KiB`, `1MB`, `1MiB`; \
          times `30s`, `5m`.\nThis file is written by `HEAPBPF_BLESS=1 cargo test -p sampler-user --lib cli::documented`.\n",
     );
+    let mut of_recording: Vec<String> = Vec::new();
     for (name, command) in commands() {
-        text += &format!("\n## {name}\n\n");
-        let mut headings: Vec<Option<&str>> = Vec::new();
-        for arg in options(&command) {
-            if !headings.contains(&arg.get_help_heading()) {
-                headings.push(arg.get_help_heading());
+        let (mut shared, mut own) = (Vec::new(), Vec::new());
+        for (title, args) in tables(&command) {
+            let table = table(title, &args);
+            if of_recording.contains(&table) {
+                shared.push(format!("*{title}*"));
+            } else {
+                own.push(table);
             }
         }
-        let tables = headings.iter().map(|heading| {
-            let title = heading.unwrap_or("option");
-            let of_heading = options(&command).filter(|arg| arg.get_help_heading() == *heading);
-            let rows: String = of_heading.map(|arg| format!("{} {} |\n", head(arg), meaning(arg))).collect();
-            format!("| {title} | default | |\n|---|---|---|\n{rows}")
-        });
-        text += &tables.collect::<Vec<_>>().join("\n");
+        text += &format!("\n## {name}\n\n");
+        if !shared.is_empty() {
+            text += &format!("The options of {} are those of a recording, above.\n\n", shared.join(", "));
+        }
+        text += &own.join("\n");
+        if of_recording.is_empty() {
+            of_recording = own;
+        }
     }
     text
+}
+
+/// The names and defaults of options.
+fn heads(args: &[&Arg]) -> Vec<String> {
+    args.iter().map(|arg| head(arg)).collect()
 }
 
 /// Names and defaults must match the command line. The wording may differ until the file is regenerated.
@@ -86,16 +116,25 @@ fn every_option_is_in_the_documents() {
         fs::write(&path, document()).expect("writable");
     }
     let kept = fs::read_to_string(&path).expect("docs/options.md; HEAPBPF_BLESS=1 writes it");
+    let commands = commands();
+    let of_recording = tables(&commands[0].1);
     let mut rows = 0;
-    for (name, command) in commands() {
-        let section = kept.split("\n## ").find(|section| section.lines().next() == Some(&name)).expect("a section");
-        for arg in options(&command) {
-            let head = head(arg);
-            assert!(
-                section.lines().any(|line| line.starts_with(&head)),
-                "{name}: no {head}; HEAPBPF_BLESS=1 writes it"
-            );
-            rows += 1;
+    for (name, command) in &commands {
+        let is_it = |section: &&str| section.lines().next() == Some(name.as_str());
+        let section = kept.split("\n## ").find(is_it).expect("a section");
+        for (title, args) in tables(command) {
+            if section.contains(&format!("*{title}*")) {
+                let shared = of_recording.iter().find(|(known, _)| *known == title).map(|(_, args)| heads(args));
+                assert_eq!(shared, Some(heads(&args)), "{name}: {title}; HEAPBPF_BLESS=1 writes it");
+                continue;
+            }
+            for head in heads(&args) {
+                assert!(
+                    section.lines().any(|line| line.starts_with(&head)),
+                    "{name}: no {head}; HEAPBPF_BLESS=1 writes it"
+                );
+                rows += 1;
+            }
         }
     }
     let written = kept.lines().filter(|line| line.starts_with("| `-")).count();
