@@ -98,7 +98,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         },
         modules: later.profile.modules.clone(),
         counters: later.profile.counters.clone(),
-        notes: later.profile.notes.clone(),
+        notes: notes_of_both(&earlier.profile, &later.profile),
     };
     if of == Inuse::Change {
         forget_incomparable(&mut profile, earlier, later, &owners);
@@ -157,6 +157,12 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         }
     }
     profile
+}
+
+/// The later profile's notes, and those that only the earlier one has: its figures are part of the difference.
+fn notes_of_both(earlier: &Profile, later: &Profile) -> Vec<String> {
+    let gone = earlier.notes.iter().filter(|note| !later.notes.contains(note));
+    later.notes.iter().chain(gone).cloned().collect()
 }
 
 /// Marks processes whose in-use figures cover blocks from different times in the two profiles. They cannot be compared.
@@ -276,6 +282,15 @@ mod tests {
         assert_eq!(difference.header.duration, Duration::from_secs(5));
         let (alloc, inuse) = totals(&difference);
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
+    }
+
+    #[test]
+    fn notes_of_both_profiles_are_kept_once() {
+        let [earlier, later] = [["gone", "both"], ["both", "new"]].map(|notes| {
+            let notes = notes.map(str::to_owned).into();
+            made(Profile { notes, ..testing::small() }, 2)
+        });
+        assert_eq!(difference(Some(&earlier), &later, Inuse::Change).notes, ["both", "new", "gone"]);
     }
 
     /// Memory held at exit only grows. A difference contains what the processes that exited in between held, even after

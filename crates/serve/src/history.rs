@@ -43,20 +43,22 @@ struct Figures {
     high: f64,
     /// What was allocated since the start of the recording.
     alloc: f64,
+    /// Whether `alloc` is known to be an exact total. Otherwise it is an estimate.
+    counted: bool,
 }
 
 impl Figures {
-    const UNKNOWN: Self = Self { inuse: f64::NAN, low: f64::NAN, high: f64::NAN, alloc: 0.0 };
+    const UNKNOWN: Self = Self { inuse: f64::NAN, low: f64::NAN, high: f64::NAN, alloc: 0.0, counted: false };
 
     /// The figures of a pool: that of a process (by its index), or of all.
     fn of(profile: &Profile, pool: &Pool, process: Option<usize>) -> Self {
-        let counted = exact(profile, process, Value::AllocSpace).map(|bytes| bytes as f64);
-        let alloc = counted.unwrap_or_else(|| pool.total(Value::AllocSpace));
+        let exact = exact(profile, process, Value::AllocSpace).map(|bytes| bytes as f64);
+        let (alloc, counted) = (exact.unwrap_or_else(|| pool.total(Value::AllocSpace)), exact.is_some());
         if !pool.knows(profile, Value::InuseSpace) {
-            return Self { alloc, ..Self::UNKNOWN };
+            return Self { alloc, counted, ..Self::UNKNOWN };
         }
         let Estimate { estimate, low, high, .. } = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
-        Self { inuse: estimate, low: low.unwrap_or(f64::NAN), high: high.unwrap_or(f64::NAN), alloc }
+        Self { inuse: estimate, low: low.unwrap_or(f64::NAN), high: high.unwrap_or(f64::NAN), alloc, counted }
     }
 
     /// The sum over processes, without those whose memory in use is not known. Processes are sampled independently, so
@@ -120,6 +122,8 @@ struct Sample {
     after_gap: bool,
     /// Whether losses may have affected one of the largest processes.
     lossy: bool,
+    /// Whether there were more processes than the largest.
+    more: bool,
     whole: Figures,
     largest: Vec<(Arc<Known>, Figures)>,
 }
@@ -131,17 +135,19 @@ impl Sample {
     }
 
     /// Bytes that each of its processes, and all of them, allocated per second since an earlier sample. A process that
-    /// is not among the largest of both has no rate.
+    /// is not among the largest of both has no rate, and neither have an exact total and an estimate.
     fn rates(&self, before: Option<&Self>) -> (Vec<f64>, f64) {
         let Some(before) = before else { return (vec![f64::NAN; self.largest.len()], f64::NAN) };
         let seconds = self.time_ms.saturating_sub(before.time_ms) as f64 / 1e3;
-        let rate = |now: f64, before: f64| (now - before).max(0.0) / seconds;
-        let earlier: HashMap<*const Known, f64> =
-            before.largest.iter().map(|(known, figures)| (Arc::as_ptr(known), figures.alloc)).collect();
-        let of_process = |(known, figures): &(Arc<Known>, Figures)| {
-            earlier.get(&Arc::as_ptr(known)).map_or(f64::NAN, |before| rate(figures.alloc, *before))
+        let rate = |now: &Figures, before: &Figures| {
+            if now.counted == before.counted { (now.alloc - before.alloc).max(0.0) / seconds } else { f64::NAN }
         };
-        (self.largest.iter().map(of_process).collect(), rate(self.whole.alloc, before.whole.alloc))
+        let earlier: HashMap<*const Known, &Figures> =
+            before.largest.iter().map(|(known, figures)| (Arc::as_ptr(known), figures)).collect();
+        let of_process = |(known, figures): &(Arc<Known>, Figures)| {
+            earlier.get(&Arc::as_ptr(known)).map_or(f64::NAN, |&before| rate(figures, before))
+        };
+        (self.largest.iter().map(of_process).collect(), rate(&self.whole, &before.whole))
     }
 }
 
@@ -173,6 +179,7 @@ impl History {
             let (a, b) = (size(a), size(b));
             b[0].total_cmp(&a[0]).then(b[1].total_cmp(&a[1]))
         });
+        let more = pools.len() > MOST_PROCESSES;
         pools.truncate(MOST_PROCESSES);
         let mut largest = Vec::with_capacity(pools.len());
         for (index, pool) in &pools {
@@ -183,6 +190,7 @@ impl History {
             time_ms,
             after_gap: last_ms.is_none_or(|last| time_ms - last > longest_ms),
             lossy: pools.iter().any(|(_, pool)| pool.is_touched(profile, Value::InuseSpace)),
+            more,
             whole: Figures::of(profile, &Pool::whole(profile), None),
             largest,
         });
@@ -190,8 +198,19 @@ impl History {
 
     /// What a client sees of the samples from `from_ms` to `to_ms` (Unix time in milliseconds, both included).
     pub fn answer(&self, from_ms: u64, to_ms: u64, seen: &Seen) -> Past {
+        let (mut past, programs) = self.columns(from_ms, to_ms, seen);
+        let mut programs: Vec<(&str, Vec<Entry>)> = programs.into_iter().collect();
+        programs.sort_by_cached_key(|(_, entries)| Reverse(entries.iter().map(|entry| entry.inuse).max().flatten()));
+        programs.truncate(MOST_PROGRAMS);
+        let count = past.time_ms.len();
+        past.programs = programs.into_iter().map(|(comm, entries)| Program::new(comm, &entries, count)).collect();
+        past
+    }
+
+    /// The columns of an answer without programs, and the entries of each command name.
+    fn columns(&self, from_ms: u64, to_ms: u64, seen: &Seen) -> (Past, BTreeMap<&str, Vec<Entry>>) {
         let mut past = Past { confidence: CONFIDENCE, ..Past::default() };
-        let mut programs: BTreeMap<&str, Program> = BTreeMap::new();
+        let mut programs = BTreeMap::new();
         let mut last: Option<&Sample> = None;
         for sample in self.samples().take_while(|sample| sample.time_ms <= to_ms) {
             let before = last.replace(sample).filter(|_| !sample.after_gap);
@@ -199,11 +218,7 @@ impl History {
                 past.add(sample, before, seen, &mut programs);
             }
         }
-        past.programs = programs.into_values().collect();
-        past.programs.iter_mut().for_each(|program| program.fill_up_to(past.time_ms.len()));
-        past.programs.sort_by_cached_key(|program| Reverse(program.inuse.iter().max().copied().flatten()));
-        past.programs.truncate(MOST_PROGRAMS);
-        past
+        (past, programs)
     }
 
     /// All samples, oldest first.
@@ -286,8 +301,17 @@ pub struct Past {
     pub profiles_ms: Vec<u64>,
 }
 
+/// Figures of all processes with the same command name in one sample. Targets choose their names, so a name takes
+/// memory only where it occurs.
+struct Entry {
+    /// Number of the sample in the answer.
+    at: usize,
+    inuse: Option<i64>,
+    alloc_per_second: Option<i64>,
+}
+
 /// Figures of all processes with the same command name, at the times of the samples.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct Program {
     comm: String,
     inuse: Vec<Option<i64>>,
@@ -295,10 +319,14 @@ struct Program {
 }
 
 impl Program {
-    /// Adds samples in which the program does not occur.
-    fn fill_up_to(&mut self, count: usize) {
-        self.inuse.resize(count, None);
-        self.alloc_per_second.resize(count, None);
+    /// Columns of `count` samples. Where there is no entry, the program does not occur.
+    fn new(comm: &str, entries: &[Entry], count: usize) -> Self {
+        let mut program = Self { comm: comm.to_owned(), inuse: vec![None; count], alloc_per_second: vec![None; count] };
+        for entry in entries {
+            program.inuse[entry.at] = entry.inuse;
+            program.alloc_per_second[entry.at] = entry.alloc_per_second;
+        }
+        program
     }
 }
 
@@ -308,7 +336,7 @@ impl Past {
         sample: &'a Sample,
         before: Option<&Sample>,
         seen: &Seen,
-        programs: &mut BTreeMap<&'a str, Program>,
+        programs: &mut BTreeMap<&'a str, Vec<Entry>>,
     ) {
         let (rates, mut rate) = sample.rates(before);
         let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| known.is_seen(seen));
@@ -323,15 +351,16 @@ impl Past {
         let mut whole = sample.whole;
         if !seen.is_everything() {
             whole = Figures::sum(largest.iter().map(|(_, figures, _)| *figures), sample.lossy);
+            if sample.more {
+                // Processes that are not in the sample may belong to the part.
+                whole.high = f64::NAN;
+            }
             rate = f64::NAN;
             largest.iter().for_each(|(.., of_process)| add(&mut rate, *of_process));
         }
         for (comm, (inuse, per_second)) in sums {
-            let new = || Program { comm: comm.to_owned(), ..Program::default() };
-            let program = programs.entry(comm).or_insert_with(new);
-            program.fill_up_to(self.time_ms.len());
-            program.inuse.push(bytes(inuse));
-            program.alloc_per_second.push(bytes(per_second));
+            let (inuse, alloc_per_second) = (bytes(inuse), bytes(per_second));
+            programs.entry(comm).or_default().push(Entry { at: self.time_ms.len(), inuse, alloc_per_second });
         }
         self.time_ms.push(sample.time_ms);
         self.after_gap.push(u8::from(sample.after_gap));
@@ -388,10 +417,18 @@ mod tests {
         let mut largest = Vec::with_capacity(processes.len());
         for &(pid, inuse, alloc) in processes {
             let process = Process { pid, comm: format!("p{}", pid % 10), cgroup: cgroup.into(), ..Process::default() };
-            largest.push((history.known(key(pid), &process), Figures { inuse, low: inuse, high: inuse, alloc }));
+            largest.push((history.known(key(pid), &process), figures(inuse, alloc)));
         }
+        keep_largest(history, second, after_gap, largest);
+    }
+
+    fn figures(inuse: f64, alloc: f64) -> Figures {
+        Figures { inuse, low: inuse, high: inuse, alloc, counted: true }
+    }
+
+    fn keep_largest(history: &mut History, second: u64, after_gap: bool, largest: Vec<(Arc<Known>, Figures)>) {
         let whole = Figures::sum(largest.iter().map(|(_, figures)| figures), false);
-        history.keep(Sample { time_ms: second * 1000, after_gap, lossy: false, whole, largest });
+        history.keep(Sample { time_ms: second * 1000, after_gap, lossy: false, more: false, whole, largest });
     }
 
     /// Size of a history, counted anew.
@@ -482,6 +519,64 @@ mod tests {
     }
 
     #[test]
+    fn exact_totals_and_estimates_are_not_compared() {
+        let mut history = History::default();
+        for (second, counted) in [(100, true), (110, false), (120, false), (130, true), (140, true)] {
+            let mut made = made(second, 1);
+            if !counted {
+                made.profile.processes[0].exact_alloc_bytes = None;
+            }
+            history.add(&made, EVERY);
+        }
+        let rates = [None, None, Some(0), None, Some(0)];
+        assert_eq!(history.answer(0, u64::MAX, &everything()).alloc_per_second, rates);
+        let own = history.answer(0, u64::MAX, &scoped("pid", "4242"));
+        assert_eq!(own.alloc_per_second, rates);
+        assert_eq!(own.programs[0].alloc_per_second, rates);
+    }
+
+    #[test]
+    fn a_part_that_may_have_more_processes_has_no_upper_end() {
+        let mut history = History::default();
+        let mut made = made(100, 10);
+        for (second, count) in [(100, MOST_PROCESSES), (110, MOST_PROCESSES + 1)] {
+            made.profile.header.time = UNIX_EPOCH + Duration::from_secs(second);
+            for pid in 5000 + made.profile.processes.len() as u32..5000 + count as u32 {
+                let process = Process { pid, ..made.profile.processes[1].clone() };
+                made.profile.processes.push(process);
+                made.keys.push(key(pid));
+            }
+            history.add(&made, EVERY);
+        }
+        let [all, own] = [everything(), scoped("pid", "4242")].map(|seen| history.answer(0, u64::MAX, &seen));
+        assert!(all.high[0].is_some() && all.high[1].is_some(), "{all:?}");
+        assert!(own.high[0].is_some() && own.high[1].is_none(), "{own:?}");
+        assert!(own.inuse[0] == own.inuse[1] && own.low[0] == own.low[1] && own.low[1].is_some(), "{own:?}");
+    }
+
+    #[test]
+    fn a_name_takes_memory_only_where_it_occurs() {
+        let mut history = History::default();
+        for turn in 0..100 {
+            let mut largest = Vec::new();
+            for pid in turn * 100..(turn + 1) * 100 {
+                let process = Process { pid, comm: pid.to_string(), ..Process::default() };
+                largest.push((history.known(key(pid), &process), figures(f64::from(pid), 0.0)));
+            }
+            keep_largest(&mut history, u64::from(turn) * 10, false, largest);
+        }
+        let (_, names) = history.columns(0, u64::MAX, &everything());
+        assert_eq!((names.len(), names.values().map(Vec::len).sum::<usize>()), (10_000, 10_000));
+        let past = history.answer(0, u64::MAX, &everything());
+        let kept: Vec<&str> = past.programs.iter().map(|program| &*program.comm).collect();
+        let largest: Vec<String> = (9_950..10_000).rev().map(|pid: u32| pid.to_string()).collect();
+        assert_eq!(kept, largest, "the largest first");
+        let inuse = &past.programs[0].inuse;
+        assert_eq!((inuse.len(), inuse[99]), (100, Some(9_999)));
+        assert!(inuse[..99].iter().all(Option::is_none));
+    }
+
+    #[test]
     fn memory_is_bounded_whatever_targets_do() {
         let (mut history, long) = (History::default(), "/".repeat(4000));
         for turn in 0..100 {
@@ -504,7 +599,7 @@ mod tests {
 
     #[test]
     fn intervals_of_independent_figures_add_up() {
-        let part = |low, inuse, high| Figures { inuse, low, high, alloc: 1.0 };
+        let part = |low, inuse, high| Figures { inuse, low, high, ..figures(inuse, 1.0) };
         let parts = [part(70.0, 100.0, 140.0), Figures { alloc: 1.0, ..Figures::UNKNOWN }, part(60.0, 100.0, 130.0)];
         let sum = |lossy, count| Figures::sum(parts.iter().take(count), lossy);
         let ends = |it: Figures| [it.low, it.inuse, it.high, it.alloc];

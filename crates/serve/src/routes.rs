@@ -321,18 +321,18 @@ impl ServerState {
 
     /// Keeps profiles until the recording ends, also if no page asks for any.
     async fn remember_profiles(&self) {
-        let [shortest, longest] = PROFILES;
-        let mut pause = shortest;
+        let mut pause = PROFILES[0];
         loop {
             let begun = Instant::now();
             // No request waits for it, so it counts against the first token for a moment only, and is never refused.
             match timeout(PATIENCE, self.source.second_profile(0, Detail::Stacks)).await {
                 Ok(Ok(profile)) => {
                     self.keep(&profile);
-                    pause = (profile.made.cpu * SHARE).clamp(shortest, longest);
+                    pause = next_pause(pause, Some(profile.made.cpu));
                 }
                 Ok(Err(SourceError::Unanswered(Unanswered::Ended))) => return,
-                Ok(Err(SourceError::Unanswered(_) | SourceError::Busy)) | Err(_) => {}
+                Ok(Err(SourceError::Unanswered(_) | SourceError::Busy)) => {}
+                Err(_) => pause = next_pause(pause, None),
             }
             tokio::time::sleep_until((begun + pause).into()).await;
         }
@@ -496,6 +496,13 @@ impl ServerState {
         };
         Ok(file(name, bytes))
     }
+}
+
+/// The time between profiles after one that took this much CPU time; `None`: it was not ready in time, so what it takes
+/// is not known.
+fn next_pause(pause: Duration, cpu: Option<Duration>) -> Duration {
+    let [shortest, longest] = PROFILES;
+    cpu.map_or(pause * 2, |cpu| cpu * SHARE).clamp(shortest, longest)
 }
 
 /// Runs a function where it does not delay other answers. `held` is dropped when it has ended: if the client hangs up, it

@@ -135,3 +135,13 @@ async fn who_asks_for_what_is_not_there_is_told() {
         assert_eq!(answer.ends_with("\r\n\r\n"), method == "HEAD", "{answer}");
     }
 }
+
+#[test]
+fn profiles_that_are_not_made_in_time_are_made_less_often() {
+    let [shortest, longest] = PROFILES;
+    let late = |pause: &Duration| Some(next_pause(*pause, None));
+    let pauses: Vec<u64> = std::iter::successors(Some(shortest), late).take(6).map(|pause| pause.as_secs()).collect();
+    assert_eq!(pauses, [60, 120, 240, 480, 600, 600]);
+    assert_eq!(next_pause(longest, Some(Duration::from_millis(90))), Duration::from_secs(90));
+    assert_eq!(next_pause(longest, Some(Duration::ZERO)), shortest);
+}
