@@ -260,14 +260,16 @@ impl Pool {
         pool
     }
 
-    /// What is in use in the heaps of allocators, in the form that such a heap is compared with.
-    pub fn recorded(&self, profile: &Profile, confidence: f64) -> Recorded {
+    /// What is in use in the heaps of allocators, in the form that such a heap is compared with. `None` if mappings are
+    /// pooled with it.
+    pub fn recorded(&self, profile: &Profile, confidence: f64) -> Option<Recorded> {
         let pool = self.without_go();
         let ends = |value: Value| {
             let Estimate { estimate, low, high, .. } = pool.estimate(profile, value, confidence);
             (estimate, low, high)
         };
-        Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) }
+        let recorded = || Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
+        (!self.has_mappings()).then(recorded)
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials). The pool may have allocated
@@ -373,10 +375,15 @@ impl Pool {
         let own = || self.parts.iter().filter(|part| !part.of_go);
         let parts: SmallVec<[Part<'_>; 2]> = own().map(|part| Part::new(part.interval, reserved_of(part))).collect();
         let variance: f64 = own().map(|part| reserved_of(part).bytes_variance).sum();
-        own().any(|part| reserved_of(part).samples > 0).then(|| {
+        self.has_mappings().then(|| {
             let losses = self.losses(profile, Value::InuseSpace);
             (raw_of_parts(profile, &parts, &losses, Value::InuseSpace, confidence), variance)
         })
+    }
+
+    /// Whether there are mappings of which only a part counts as in use.
+    fn has_mappings(&self) -> bool {
+        self.parts.iter().any(|part| !part.of_go && reserved_of(part).samples > 0)
     }
 
     /// Whether a value is known. Figures in use and at exit are unknown if frees were followed in none of the

@@ -169,6 +169,9 @@ fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
     if of_go {
         notes.push("Go programs are left out: their runtimes do not report when a block was allocated".into());
     }
+    if profile.rows.iter().any(|row| row.is_of_mappings() && row.inuse.samples > 0) {
+        notes.push("mappings (--mmap) count here with all of their address space".into());
+    }
     notes
 }
 
@@ -236,5 +239,25 @@ impl Write for Bounded {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_profile::model::InMemory;
+    use heapbpf_profile::testing;
+
+    use super::*;
+
+    #[test]
+    fn mappings_that_were_kept_are_said_to_count_in_full() {
+        let mut profile = testing::small();
+        let notes = |profile: &Profile| unknown_of(profile, profile.header.time);
+        assert!(notes(&profile).is_empty(), "{:?}", notes(&profile));
+        let reserved = profile.rows[0].inuse;
+        profile.rows[0].in_memory = Some(Box::new(InMemory { reserved, ..InMemory::NONE }));
+        assert_eq!(notes(&profile), ["mappings (--mmap) count here with all of their address space"]);
+        profile.rows[0].inuse = InMemory::NONE.reserved;
+        assert!(notes(&profile).is_empty(), "none of them was kept");
     }
 }

@@ -187,6 +187,8 @@ fn part_bytes(part: &Part<'_>, criterion: Criterion, size: Size, confidence: f64
         Size::None => Err(UNSEEN_NOT_BOUNDED),
         Size::Mixed => Err(MIXED_SIZES_NOT_BYTES),
         Size::Single => Err(SINGLE_SAMPLE),
+        // Only parts of them count.
+        Size::One(size) if sums.sampled_bytes < size.saturating_mul(sums.samples) => Err(MIXED_SIZES_NOT_BYTES),
         Size::One(size) => {
             let objects = one_size_objects(part, criterion, size, confidence)?;
             let size = size as f64;
@@ -304,6 +306,22 @@ mod tests {
         let single = sums(1_000, &[64]);
         let count = objects(&[Part::new(1_000, &single)], Criterion::Bytes, 0.95);
         assert_eq!(count.reason, Some(SINGLE_SAMPLE));
+    }
+
+    /// Of mappings, only what was written to counts.
+    #[test]
+    fn bytes_of_blocks_that_count_in_part_need_trials_of_bytes() {
+        let mut partly = SampleSums::default();
+        for _ in 0..3 {
+            partly.record(64, 1, 0, 1_000);
+        }
+        let of = |sums: &SampleSums| bytes(&[Part::new(1_000, sums)], Criterion::Allocations, 0.95);
+        assert!(of(&partly).low.is_some());
+        (partly.sampled_bytes, partly.bytes) = (100, partly.bytes * 100.0 / 192.0);
+        assert_eq!((of(&partly).low, of(&partly).reason), (None, Some(MIXED_SIZES_NOT_BYTES)));
+        let parts = [Part::new(1_000, &partly)];
+        assert!(bytes(&parts, Criterion::Bytes, 0.95).low.is_some());
+        assert!(objects(&parts, Criterion::Allocations, 0.95).low.is_some(), "their number is known");
     }
 
     #[test]

@@ -92,10 +92,11 @@ impl Process {
         self.missing.iter().any(|missing| missing.what == Missing::EXACT_MAPPINGS)
     }
 
-    /// Whether all recorded blocks are glibc's and none is missing, so that its arenas tell what else is in use.
+    /// Whether all recorded blocks are glibc's and none is missing, so that its arenas tell what else is in use. Beside
+    /// inline hooks, mappings (`--mmap`) are recorded, too, and are not in its heap.
     pub fn is_followed_in_glibc(&self) -> bool {
         let is_glibc = |name: &String| name.starts_with("glibc ") || name == "Rust global allocator";
-        let has_gap = self.inuse_since.is_some() || self.was_unseen();
+        let has_gap = self.inuse_since.is_some() || self.was_unseen() || self.lacks_exact_mappings();
         !has_gap && !self.allocators.is_empty() && self.allocators.iter().all(is_glibc)
     }
 

@@ -3,7 +3,7 @@
 use super::processes::Entry;
 use super::resident::{TOGETHER, bytes};
 use super::{Context, plural};
-use crate::model::{Before, Glibc, Resident};
+use crate::model::{Before, Glibc, Recorded, Resident};
 use crate::units;
 use crate::value::Value;
 
@@ -19,9 +19,9 @@ const OTHER: f64 = 0.02;
 
 /// What the heap's memory is used for.
 pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
-    let mut said = match is_followed(context, entry) {
-        true => parts(context, entry, resident, glibc),
-        false => {
+    let mut said = match recorded(context, entry) {
+        Some(recorded) => parts(context, entry, resident, glibc, &recorded),
+        None => {
             let (least, most) = glibc.inuse_bounds();
             let amount =
                 if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
@@ -47,22 +47,24 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
     said
 }
 
-/// Whether the recorded blocks of all its processes are glibc's, and none is missing.
-fn is_followed(context: &Context, entry: &Entry) -> bool {
+/// What was recorded, if all of it is in glibc's heaps, and no block is missing in any process.
+fn recorded(context: &Context, entry: &Entry) -> Option<Recorded> {
     let profile = context.profile;
     let is_followed = |&process: &usize| {
         profile.knows_inuse(process) && profile.processes.get(process).is_some_and(|it| it.is_followed_in_glibc())
     };
-    !entry.is_idle() && entry.processes().iter().all(is_followed)
+    if entry.is_idle() || !entry.processes().iter().all(is_followed) {
+        return None;
+    }
+    entry.pool.recorded(profile, context.options.confidence)
 }
 
 /// `the heap = 8.00 MiB in recorded blocks + 24.0 MiB in older blocks + 8.10 MiB free inside glibc + …`.
-fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
-    let recorded = entry.pool.recorded(context.profile, context.options.confidence);
+fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc, recorded: &Recorded) -> String {
     let figure = context.figure(&entry.pool.without_go(), Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let figure = figure.figure.replace(' ', &TOGETHER.to_string());
-    let before = glibc.before(&recorded);
+    let before = glibc.before(recorded);
     let (heap, absent, free_bytes) =
         (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
     let other = heap - glibc.resident_bytes as f64;

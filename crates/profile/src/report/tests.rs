@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use heapbpf_audit::Missing;
+
 use super::*;
-use crate::model::{Frame, Glibc, LossBound, Octave, Stack};
+use crate::model::{Frame, Glibc, InMemory, LossBound, Octave, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -363,6 +365,19 @@ fn what_is_in_gos_heap_is_not_taken_from_an_allocators() {
         assert_eq!(said(&profile), without);
         profile.rows.pop();
     }
+    // Nor are mappings in glibc's heap: what else is in use there is not known.
+    let is_divided = |profile: &Profile| {
+        let (heap, before) = said(profile);
+        assert_eq!(heap.contains("older blocks"), before.is_some(), "{heap}");
+        before.is_some()
+    };
+    assert!(is_divided(&profile));
+    let reserved = profile.rows[0].inuse;
+    profile.rows[0].in_memory = Some(Box::new(InMemory { reserved, ..InMemory::NONE }));
+    assert!(!is_divided(&profile));
+    profile.rows[0].in_memory = None;
+    profile.processes[0].missing.push(Missing::exact_mappings());
+    assert!(!is_divided(&profile));
 }
 
 /// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be

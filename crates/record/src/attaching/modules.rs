@@ -364,10 +364,12 @@ impl Attaching {
     }
 
     /// The modules that were examined since the last call, each with the code ranges (file offsets) in which everything
-    /// runs for an allocator.
-    pub(crate) fn take_new_code(&mut self, host: &mut Host) -> Vec<(ModuleId, Vec<[u64; 2]>)> {
-        let new = std::mem::take(&mut self.new_code);
-        new.into_iter().map(|module| (module, self.code_of_allocators(host, module))).collect()
+    /// runs for an allocator, and those that must be examined again, with `None`.
+    pub(crate) fn take_new_code(&mut self, host: &mut Host) -> Vec<(ModuleId, Option<Vec<[u64; 2]>>)> {
+        let new = std::mem::take(&mut self.new_code).into_iter();
+        let mut code =
+            |module: ModuleId| self.modules.contains_key(&module).then(|| self.code_of_allocators(host, module));
+        new.map(|module| (module, code(module))).collect()
     }
 
     fn code_of_allocators(&self, host: &mut Host, module: ModuleId) -> Vec<[u64; 2]> {
@@ -430,6 +432,9 @@ impl Attaching {
         let is_of = |look: &Look| look.probed_file().is_some_and(|key| written.iter().any(|(of, _)| *of == key));
         let gone: HashSet<ModuleId> =
             self.modules.extract_if(|_, look| is_of(look)).map(|(module, _)| module).collect();
+        if self.sorts_mappings() {
+            self.new_code.extend(&gone);
+        }
         let now_ns = monotonic_ns();
         let had_mapped = host
             .processes()

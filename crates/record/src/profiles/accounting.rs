@@ -360,6 +360,13 @@ fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
             units::count(daemon.inline_incomplete as f64)
         ));
     }
+    if daemon.mappings_early > 0 {
+        remarks.push(format!(
+            "{} sampled mappings do not count, because code of files that were not examined yet made them. Error bars do \
+             not allow for them",
+            units::count(daemon.mappings_early as f64)
+        ));
+    }
     if daemon.mappings_undecided > 0 {
         remarks.push(format!(
             "{} sampled mappings are under [records lost]: their stacks end inside a file with an allocator, so it is \
@@ -569,6 +576,14 @@ mod tests {
         ] {
             assert!(said(&sampling).iter().all(|remark| remark.ends_with(advice)), "{:?}", said(&sampling));
         }
+    }
+
+    #[test]
+    fn mappings_of_unexamined_code_are_told() {
+        let said = of_daemon(&DaemonCounters { mappings_early: 1_200, ..DaemonCounters::default() });
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("1,200 sampled mappings do not count") && said[0].ends_with("not allow for them"));
+        assert!(of_daemon(&DaemonCounters::default()).is_empty());
     }
 
     #[test]

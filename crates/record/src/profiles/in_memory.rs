@@ -16,7 +16,7 @@ use heapbpf_statistics::weight::{Inclusion, inclusion};
 
 use super::snapshot::{Measured, SnapshotRow};
 
-/// CPU time limit for reading it, for all processes together.
+/// CPU time limit for reading it, for all processes together. The mappings of each get at most half of what is left.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// Adds to rows where their blocks are, and limits what is in use of mappings to what is somewhere. Rows of processes
@@ -80,7 +80,9 @@ fn mappings_of(it: &Measured, until: Duration) -> Option<Vec<Mapping>> {
         return Some(Vec::new());
     }
     let ranges: Vec<Range<u64>> = pieces.iter().map(|(_, piece)| range_of(piece)).collect();
-    let found = in_memory::of(it.key.tgid, &ranges, until.saturating_sub(thread_cpu_time()))?;
+    // One process with large mappings must not use up the time of all others.
+    let longest = until.saturating_sub(thread_cpu_time()) / 2;
+    let found = in_memory::of(it.key.tgid, &ranges, longest)?;
     // The pieces of a mapping are one sample.
     let mut mappings: HashMap<u64, Mapping> = HashMap::new();
     for ((sample, piece), found) in pieces.into_iter().zip(found) {

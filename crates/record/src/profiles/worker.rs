@@ -348,6 +348,9 @@ impl Worker {
             // Before symbolization, which may take long.
             self.memory.read_arenas(&snapshot.measured, &processes, is_refresh);
         }
+        // What is unmapped during symbolization would count as nothing.
+        let remark = in_memory::add(&snapshot.measured, &mut snapshot.rows, &processes, is_measured);
+        snapshot.notes.extend(remark);
         if snapshot.detail != Detail::Totals {
             let facts = std::mem::take(&mut snapshot.facts);
             self.name_rows(&snapshot.rows, facts, is_often);
@@ -421,8 +424,7 @@ impl Worker {
         Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
     }
 
-    /// Measures the memory of processes, and which of their blocks are in it, or gives them what was measured last.
-    /// What is in use of mappings is always read.
+    /// Measures the memory of processes, or gives them what was measured last.
     fn measure(
         &mut self,
         snapshot: &mut Snapshot,
@@ -431,14 +433,12 @@ impl Worker {
         is_measured: bool,
     ) {
         let is_often = snapshot.often.is_some();
-        let measured = std::mem::take(&mut snapshot.measured);
-        let remark = in_memory::add(&measured, &mut snapshot.rows, processes, is_measured);
-        snapshot.notes.extend(remark);
         if is_measured {
             if let Some(unhooked) = &snapshot.unhooked {
                 // Nothing is ever sent.
                 let _ = unhooked.recv_timeout(LONGEST_UNHOOKING);
             }
+            let measured = std::mem::take(&mut snapshot.measured);
             self.memory.measure(measured, processes, idle, is_often || snapshot.detail == Detail::Totals);
             self.memory.give_last(&snapshot.keys, processes);
         }

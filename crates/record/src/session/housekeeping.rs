@@ -96,12 +96,12 @@ impl Session {
         // Each process is listed once per thread.
         let living: HashSet<ProcessKey> = living.into_iter().collect();
         let named = living.into_iter().filter(|key| self.attaching.targets.named_alive.contains(&key.tgid));
-        let measured = named.take(MOST_LOOKED_AT).map(|key| Measured {
-            process: 0,
-            key,
-            blocks: self.recorder.heap.blocks(&key, MOST_BLOCKS),
-            share: 1.0,
-            at_attach: self.attaching.targets.at_attach(key.tgid),
+        let measured = named.take(MOST_LOOKED_AT).map(|key| {
+            // All mappings are among them.
+            let mut blocks = self.recorder.heap.blocks(&key, MOST_BLOCKS);
+            blocks.truncate(MOST_BLOCKS);
+            let at_attach = self.attaching.targets.at_attach(key.tgid);
+            Measured { process: 0, key, blocks, share: 1.0, at_attach }
         });
         self.worker.look(measured.collect());
     }

@@ -43,7 +43,7 @@ pub(super) fn processes<'a>(
                 .resident
                 .and_then(|resident| resident.glibc)
                 .filter(|_| profile.knows_inuse(index) && process.is_followed_in_glibc())
-                .map(|glibc| glibc.before(&pool.recorded(profile, confidence))),
+                .and_then(|glibc| Some(glibc.before(&pool.recorded(profile, confidence)?))),
             figures: Figures::of_pool(profile, confidence, &pool, Some(index)),
         })
         // Stacks refer to processes by their index in the list, so idle ones come last.

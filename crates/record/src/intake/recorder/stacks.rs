@@ -44,9 +44,14 @@ enum Maker {
 pub struct AllocatorCode(HashMap<ModuleId, Vec<[u64; 2]>>);
 
 impl AllocatorCode {
-    /// Adds modules, or replaces what is known about them.
-    pub fn learn(&mut self, modules: Vec<(ModuleId, Vec<[u64; 2]>)>) {
-        self.0.extend(modules);
+    /// Adds modules, or replaces what is known about them. `None`: forgets what is known.
+    pub fn learn(&mut self, modules: Vec<(ModuleId, Option<Vec<[u64; 2]>>)>) {
+        for (module, code) in modules {
+            match code {
+                Some(code) => self.0.insert(module, code),
+                None => self.0.remove(&module),
+            };
+        }
     }
 
     /// Forgets modules for which `stays` returns false.
@@ -230,7 +235,7 @@ mod tests {
     #[test]
     fn who_made_a_mapping_is_told_by_its_stack() {
         let mut code = AllocatorCode::default();
-        code.learn(vec![(LIBC, vec![[100, 200], [300, 310]]), (PROGRAM, Vec::new())]);
+        code.learn(vec![(LIBC, Some(vec![[100, 200], [300, 310]])), (PROGRAM, Some(Vec::new()))]);
         let maker =
             |frames: &[(ModuleId, u64)], completeness| code.maker(&stack(frames, completeness), |module| module != JIT);
         let whole = |frames: &[(ModuleId, u64)]| maker(frames, Completeness::Complete);
@@ -248,7 +253,12 @@ mod tests {
         assert_eq!(cut(&[(LIBC, 500), (PROGRAM, 7)]), Maker::Program, "the allocator would have been left by then");
         assert_eq!(cut(&[(LIBC, 500), (JIT, 7)]), Maker::Program);
         code.forget(|module| module != LIBC);
-        let frames = [(LIBC, 150), (PROGRAM, 7)];
-        assert_eq!(code.maker(&stack(&frames, Completeness::Complete), |_| true), Maker::Early);
+        let stack = stack(&[(LIBC, 150), (PROGRAM, 7)], Completeness::Complete);
+        let maker = |code: &AllocatorCode| code.maker(&stack, |_| true);
+        assert_eq!(maker(&code), Maker::Early);
+        code.learn(vec![(LIBC, Some(vec![[100, 200]]))]);
+        assert_eq!(maker(&code), Maker::Allocator);
+        code.learn(vec![(LIBC, None)]);
+        assert_eq!(maker(&code), Maker::Early, "it was overwritten");
     }
 }
