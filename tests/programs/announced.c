@@ -1,6 +1,7 @@
 /* Allocates by an allocator that announces its samples (USDT), compiled in or from a library that is opened later, and never
  * by malloc. Arguments: interval, rounds, mode (0, or 1 for weights by crossings, 2 to let a child do it, 3 if nobody needs to
- * listen, 4 to repeat it until a line comes, 5 to announce mappings as well), library. */
+ * listen, 4 to repeat it until a line comes, 5 to announce mappings as well, 6 for one unmapping at an address
+ * that cannot be read), library. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -29,6 +30,10 @@ static NOINLINE void *mapped(uint64_t size) {
 static NOINLINE void unmapped(void *p, uint64_t size) {
   if (munmap(p, size)) die("munmap");
   if (otel_memory_munmap_semaphore) __asm__ volatile(NOTE("munmap", "8@%[p] 8@%[n]") : : [p] "r"(p), [n] "r"(size));
+}
+static NOINLINE void unmapped_unreadable(void) {
+  if (otel_memory_munmap_semaphore)
+    __asm__ volatile(NOTE("munmap", "8@(%[p]) 8@%[n]") : : [p] "r"(8ul), [n] "r"(65536ul));
 }
 SITE(03, mapped(n))
 
@@ -94,6 +99,7 @@ int main(int argc, char **argv) {
   } else {
     run(rounds);
     if (mode == 5) map();
+    if (mode == 6) unmapped_unreadable();
     if (mode == 4) {
       while (!line_waits()) run(rounds);
       wait_line();

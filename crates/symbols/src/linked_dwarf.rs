@@ -21,6 +21,7 @@ use super::debuginfod::Debuginfod;
 use super::nesting::is_too_deep;
 use super::shortened::shortened;
 use super::sparse_copy::debug_bytes;
+use super::symbolizer::longest;
 
 type Bytes = EndianArcSlice<LittleEndian>;
 type Dwarf = gimli::Dwarf<Bytes>;
@@ -43,8 +44,26 @@ pub struct Places<'a> {
     pub root: Option<&'a Path>,
     /// Servers with debug files.
     pub debuginfod: Option<&'a Debuginfod>,
-    /// CPU time of this thread at which reading ends.
-    pub until: Duration,
+    /// How much is read, and for how long.
+    pub limits: Limits,
+}
+
+/// Limits for all files of a module together.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Maximum size of their debug information, bytes.
+    pub most_bytes: u64,
+    /// Maximum CPU time if little is read. It grows with each file, because their sizes are not known before.
+    pub least_time: Duration,
+    /// CPU time of this thread at which reading began.
+    pub began: Duration,
+}
+
+impl Limits {
+    /// Whether the time is over if all but `left_bytes` were read.
+    fn is_over(&self, left_bytes: u64) -> bool {
+        thread_cpu_time() >= self.began + longest(self.least_time, self.most_bytes.saturating_sub(left_bytes))
+    }
 }
 
 /// A function at an address.
@@ -72,15 +91,16 @@ pub struct LinkedDwarf<'a> {
 }
 
 impl<'a> LinkedDwarf<'a> {
-    /// Reads the debug information of `image`, at most `most_bytes` in all files together. Returns `None` if it refers
-    /// to no other file, is too large or is malformed.
-    pub fn open(image: &dyn Image, elf: &Elf, places: Places<'a>, most_bytes: u64) -> Option<Self> {
+    /// Reads the debug information of `image`. Returns `None` if it refers to no other file, exceeds the limits or is
+    /// malformed.
+    pub fn open(image: &dyn Image, elf: &Elf, places: Places<'a>) -> Option<Self> {
         let alt = debug_link::alt_of(image, elf);
         if alt.is_none() && elf.section(".debug_addr").is_none() {
             return None;
         }
-        let mut left_bytes = most_bytes;
-        let mut dwarf = load(image, elf, (&mut left_bytes, places.until), |id| Some(id.name()))?;
+        let limits = &places.limits;
+        let mut left_bytes = limits.most_bytes;
+        let mut dwarf = load(image, elf, (&mut left_bytes, limits), |id| Some(id.name()))?;
         if alt.is_none() && !has_skeletons(&dwarf) {
             return None;
         }
@@ -88,7 +108,7 @@ impl<'a> LinkedDwarf<'a> {
         if let Some(alt) = &alt {
             match shared(alt, &places) {
                 Some(file) => {
-                    let left = (&mut left_bytes, places.until);
+                    let left = (&mut left_bytes, limits);
                     dwarf.set_sup(load(&file.file, &file.elf, left, |id| Some(id.name()))?);
                 }
                 None => missing = Some(format!("the shared debug file {} was not found", alt.path.display())),
@@ -98,6 +118,11 @@ impl<'a> LinkedDwarf<'a> {
         let package = package(&places, &mut left_bytes);
         let context = Context::from_dwarf(dwarf).ok()?;
         Some(Self { context, places, package, split: HashMap::new(), left_bytes, missing, lacks_shared })
+    }
+
+    /// Whether the time is over.
+    pub fn is_over(&self) -> bool {
+        self.places.limits.is_over(self.left_bytes)
     }
 
     /// Returns the functions at an address, innermost first. Empty if no function with a name contains it.
@@ -152,12 +177,12 @@ pub fn entries(image: &dyn Image, elf: &Elf) -> Option<(DebugInfo<Bytes>, DebugA
 fn load(
     image: &dyn Image,
     elf: &Elf,
-    (left_bytes, until): (&mut u64, Duration),
+    (left_bytes, limits): (&mut u64, &Limits),
     name: impl Fn(SectionId) -> Option<&'static str>,
 ) -> Option<Dwarf> {
     *left_bytes = left_bytes.checked_sub(debug_bytes(image, elf))?;
     let dwarf = gimli::Dwarf::load(|id| section(image, elf, name(id))).ok()?;
-    let is_over = || thread_cpu_time() >= until;
+    let is_over = || limits.is_over(*left_bytes);
     (!is_too_deep(&dwarf.debug_info, &dwarf.debug_abbrev, &is_over)).then_some(dwarf)
 }
 
@@ -217,7 +242,7 @@ fn split_unit(
 ) -> Option<Arc<Dwarf>> {
     use std::os::unix::ffi::OsStrExt as _;
     if let Some(found) = package.and_then(|package| package.find_cu(wanted.dwo_id, &wanted.parent).ok()?) {
-        let is_over = || thread_cpu_time() >= places.until;
+        let is_over = || places.limits.is_over(*left_bytes);
         return (!is_too_deep(&found.debug_info, &found.debug_abbrev, &is_over)).then(|| Arc::new(found));
     }
     let path = |bytes: &Option<Bytes>| bytes.as_ref().map(|it| PathBuf::from(std::ffi::OsStr::from_bytes(it.bytes())));
@@ -227,7 +252,7 @@ fn split_unit(
     let beside = places.module.parent()?.join(&plain);
     let names = [built, beside].into_iter().chain(places.directories.iter().map(|directory| directory.join(&plain)));
     let file = open_first(places, names, |file| file.elf.section(".debug_info.dwo").is_some())?;
-    let mut dwarf = load(&file.file, &file.elf, (left_bytes, places.until), |id| id.dwo_name())?;
+    let mut dwarf = load(&file.file, &file.elf, (left_bytes, &places.limits), |id| id.dwo_name())?;
     dwarf.make_dwo(&wanted.parent);
     let header = dwarf.units().next().ok()??;
     let is_it = match header.type_() {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use heapbpf_elf::Elf;
 use heapbpf_testing::own_process::Random;
@@ -118,6 +119,21 @@ fn split_debug_information_has_inlined_calls() {
             assert!(symbolizer.notes().any(|note| note.contains("a.dwo")));
         }
     }
+}
+
+/// Its time is over before anything was read: how much may be read gives no time, only what is read.
+#[test]
+fn split_debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some([library, _]) = compile_two(folder.path(), &["-gsplit-dwarf"]) else { return };
+    let offset = offset_of(&library, "outer");
+    let mut symbolizer = Symbolizer::new(no_debug_files());
+    symbolizer.least_time = Duration::ZERO;
+    symbolizer.symbolize(&mut One::file(&library), [(MODULE, offset)]);
+    let symbols = symbolizer.get(MODULE, offset);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["outer"], None));
+    let notes: Vec<&str> = symbolizer.notes().collect();
+    assert!(notes.len() == 1 && notes[0].contains("takes too long to read"), "{notes:?}");
 }
 
 /// With mutated debug information, there is always a name or a reason, and no panic escapes.

@@ -17,7 +17,7 @@ use heapbpf_unwind::image::{Image, ModuleFiles};
 
 use super::debug_files::{self, DebugFile};
 use super::demangle::is_mapping_symbol;
-use super::linked_dwarf::{LinkedDwarf, Places, entries};
+use super::linked_dwarf::{Limits, LinkedDwarf, Places, entries};
 use super::nesting::is_too_deep;
 use super::options::Options;
 use super::packages::KnownOwners;
@@ -43,7 +43,7 @@ const TIME_OF_A_MIB: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 
 /// Maximum CPU time for reading debug information of this size.
-fn longest(least: Duration, bytes: u64) -> Duration {
+pub(super) fn longest(least: Duration, bytes: u64) -> Duration {
     least + TIME_OF_A_MIB * u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
 }
 
@@ -324,15 +324,18 @@ impl Symbolizer {
     ) -> bool {
         let options = self.options.clone();
         let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
-        // How large the other files are is not known.
-        let until = thread_cpu_time() + longest(self.least_time, options.max_debug_bytes);
-        let places = Places { module: Path::new(module), file, directories, root, debuginfod, until };
+        let limits = Limits {
+            most_bytes: options.max_debug_bytes,
+            least_time: self.least_time,
+            began: thread_cpu_time(),
+        };
+        let places = Places { module: Path::new(module), file, directories, root, debuginfod, limits };
         // The debug information may be a target's, so a panic must not escape.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
-            let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
+            let mut linked = LinkedDwarf::open(image, elf, places)?;
             self.worked_bytes += debug_bytes(image, elf);
             for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
-                if thread_cpu_time() >= until {
+                if linked.is_over() {
                     self.is_too_slow = true;
                     break;
                 }

@@ -10,10 +10,14 @@ use crate::mapping::{Mapping, ModuleId};
 use crate::rule::{FoundRule, Rule, Section};
 use crate::rule_cache::RuleCache;
 
-/// Maximum size of unwind sections that are read between two calls of [`LoadedModules::drop_unused`], bytes. Sections
-/// that do not fit into memory together are read again and again.
+/// Size of unwind sections that are read between two calls of [`LoadedModules::drop_unused`], bytes, after which only
+/// modules that were read less than [`MOST_READS`] times are read. Sections that do not fit into memory together are
+/// read again and again; what one process maps must not cost the others their stacks.
 const MOST_READ_BYTES: usize = 1 << 30;
-/// Why a module is not read beyond that.
+const MOST_READS: u8 = 8;
+/// Maximum number of modules whose reads are counted. Further ones are not read beyond [`MOST_READ_BYTES`].
+const MOST_COUNTED: usize = 1 << 16;
+/// Why a module is not read.
 const TOO_OFTEN: &str = "reading unwind sections takes too long";
 
 /// Finds rules, and holds the data needed for that.
@@ -33,6 +37,7 @@ impl Rules {
             budget_bytes: section_bytes,
             held_bytes: 0,
             left_bytes: MOST_READ_BYTES,
+            reads: HashMap::new(),
             clock: 0,
             looked_at: 0,
         };
@@ -111,8 +116,10 @@ pub struct LoadedModules {
     loaded: HashMap<ModuleId, Loaded>,
     budget_bytes: usize,
     held_bytes: usize,
-    /// How much may still be read until the next [`Self::drop_unused`].
+    /// What is left of [`MOST_READ_BYTES`] until the next [`Self::drop_unused`].
     left_bytes: usize,
+    /// How often each module was read since the last one, at most [`MOST_READS`].
+    reads: HashMap<ModuleId, u8>,
     clock: u64,
     /// The clock at the last [`Self::drop_unused`].
     looked_at: u64,
@@ -142,6 +149,7 @@ impl LoadedModules {
         self.loaded.retain(|_, loaded| loaded.used > since && loaded.cfi.is_ok());
         self.held_bytes = self.loaded.values().map(|loaded| loaded.size_bytes).sum();
         self.left_bytes = MOST_READ_BYTES;
+        self.reads.clear();
     }
 
     fn cfi(&mut self, files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
@@ -150,7 +158,11 @@ impl LoadedModules {
             loaded.used = self.clock;
             return loaded.cfi.clone();
         }
-        if self.left_bytes == 0 {
+        let uncounted = if self.reads.len() < MOST_COUNTED { 0 } else { MOST_READS };
+        let reads = self.reads.get(&module).copied().unwrap_or(uncounted);
+        if reads < MOST_READS {
+            self.reads.insert(module, reads + 1);
+        } else if self.left_bytes == 0 {
             return Err(TOO_OFTEN.into());
         }
         let cfi = load(files, module);
@@ -218,10 +230,30 @@ mod tests {
         assert!(cost > 0);
         rules.modules.left_bytes = 3 * cost;
         let mut read = |rules: &mut Rules| [two, one].map(|module| rules.modules.cfi(&mut files, module).map(drop));
-        assert_eq!(read(&mut rules), [Ok(()), Ok(())]);
-        assert_eq!(read(&mut rules), [Ok(()), Err(TOO_OFTEN.into())]);
+        for _ in 1..MOST_READS {
+            assert_eq!(read(&mut rules), [Ok(()), Ok(())]);
+        }
+        assert_eq!(rules.modules.left_bytes, 0);
+        assert_eq!(read(&mut rules), [Ok(()), Err(TOO_OFTEN.into())], "one was read once more, at first");
         rules.modules.drop_unused();
         assert_eq!(read(&mut rules), [Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn modules_that_are_read_again_and_again_do_not_keep_others_from_being_read() {
+        let (mut rules, mut files) = (Rules::new(1), Own(0));
+        let mut read = |rules: &mut Rules, module| rules.modules.cfi(&mut files, ModuleId(module)).map(drop);
+        for module in (0..20).map(|at| at % 2) {
+            assert_eq!(read(&mut rules, module), Ok(()), "there are bytes left");
+        }
+        rules.modules.left_bytes = 0;
+        assert_eq!(read(&mut rules, 0), Err(TOO_OFTEN.into()));
+        assert_eq!(read(&mut rules, 2), Ok(()));
+        rules.modules.reads.extend((100..).map(|module| (ModuleId(module), 1)).take(MOST_COUNTED));
+        let counted = rules.modules.reads.len();
+        assert_eq!(read(&mut rules, 3), Err(TOO_OFTEN.into()), "too many to count");
+        assert_eq!(read(&mut rules, 100), Ok(()), "it is counted");
+        assert_eq!(rules.modules.reads.len(), counted);
     }
 
     #[test]

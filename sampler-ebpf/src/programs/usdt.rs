@@ -46,11 +46,15 @@ pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
     use_kernel_stack(ctx);
     let probe = cookie(ctx);
     let mut block = 0;
-    if !argument(ctx, probe.index(), 0, &mut block) || block == 0 {
+    let is_read = argument(ctx, probe.index(), 0, &mut block);
+    if is_read && block == 0 {
         return 0;
     }
     if has_argument(probe.index(), 1) {
         unmapped(ctx, probe, block);
+        return 0;
+    }
+    if !is_read {
         return 0;
     }
     let lose = move || live::release_without_state(block);
@@ -61,11 +65,12 @@ pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Reports that a program has unmapped memory. (A separate function, for its stack.)
+/// Reports that a program has unmapped memory. `start` is 0 if it could not be read. (A separate function, for its
+/// stack.)
 #[inline(never)]
 fn unmapped(ctx: *mut c_void, probe: Cookie, start: u64) {
     let mut size = 0;
-    let is_read = argument(ctx, probe.index(), 1, &mut size);
+    let is_read = argument(ctx, probe.index(), 1, &mut size) && start != 0;
     let (start, end) = mapping::pages(start, size);
     let lose = move || mapping::lose_unmap_without_state(end.saturating_sub(start));
     let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), lose) else { return };

@@ -107,6 +107,13 @@ fn mappings_that_the_program_announces_count_in_full() {
 }
 
 #[test]
+fn an_announced_unmapping_that_cannot_be_read_is_counted() {
+    let Some(_turn) = turn_here("an_announced_unmapping_that_cannot_be_read_is_counted") else { return };
+    let (profile, ..) = record(&program("announced"), "6", &[["--hook", "usdt"]]);
+    assert_eq!(profile.counters["unmaps_lost"].as_u64(), Some(1), "{:?}", profile.counters);
+}
+
+#[test]
 fn a_program_whose_allocator_cannot_be_found_is_profiled_by_what_it_announces() {
     let Some(_turn) = turn_here("a_program_whose_allocator_cannot_be_found") else { return };
     let (profile, stats, truth) = record(&alone(), "0", &[]);
