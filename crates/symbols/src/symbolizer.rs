@@ -324,11 +324,8 @@ impl Symbolizer {
     ) -> bool {
         let options = self.options.clone();
         let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
-        let limits = Limits {
-            most_bytes: options.max_debug_bytes,
-            least_time: self.least_time,
-            began: thread_cpu_time(),
-        };
+        let limits =
+            Limits { most_bytes: options.max_debug_bytes, least_time: self.least_time, began: thread_cpu_time() };
         let places = Places { module: Path::new(module), file, directories, root, debuginfod, limits };
         // The debug information may be a target's, so a panic must not escape.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
