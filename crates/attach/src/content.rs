@@ -34,6 +34,11 @@ impl Content {
         })
     }
 
+    /// Whether an open file has been written to since this was its state. False if that is not known.
+    pub(crate) fn was_written(then: Option<Self>, file: &File) -> bool {
+        then.zip(Self::of(file).ok()).is_some_and(|(then, now)| !then.is_unwritten(&now))
+    }
+
     /// Whether a file is the same and unchanged, if it had this device and inode before. Through an overlay mount it
     /// has others.
     pub(crate) fn is_unchanged(&self, now: &Self) -> bool {

@@ -1,6 +1,6 @@
 //! Examined files: which of them have an allocator, and the plan of each, which is made once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,8 +89,12 @@ pub struct ExaminedFile {
 impl ExaminedFile {
     /// Whether it has been written to since it was examined.
     pub(super) fn was_written(&self) -> bool {
-        let now = self.file.as_ref().and_then(|file| Content::of(file).ok());
-        self.content.zip(now).is_some_and(|(then, now)| !then.is_unwritten(&now))
+        self.file.as_ref().is_some_and(|file| Content::was_written(self.content, file))
+    }
+
+    /// Its state when it was examined, if that is known.
+    pub(super) const fn content(&self) -> Option<Content> {
+        self.content
     }
 }
 
@@ -111,6 +115,8 @@ pub struct ExaminedFiles {
     aside: Aside<FileKey, ExaminedFile>,
     /// Large files, on a thread of their own: small ones do not wait for them.
     large_aside: Aside<FileKey, ExaminedFile>,
+    /// Files that were examined aside, and that [`examine`](Self::examine) was not called for since.
+    fresh: HashSet<FileKey>,
 }
 
 impl ExaminedFiles {
@@ -126,6 +132,7 @@ impl ExaminedFiles {
             outdated: Vec::new(),
             aside: Aside::new("examine"),
             large_aside: Aside::new("examine-large"),
+            fresh: HashSet::new(),
         }
     }
 
@@ -178,6 +185,7 @@ impl ExaminedFiles {
                 self.take_in(examined);
             }
         }
+        self.fresh.remove(&key);
         if self.is_known(key, file) {
             return Ok((key, self.plan(key).is_some()));
         }
@@ -212,6 +220,7 @@ impl ExaminedFiles {
     /// Forgets a file that is being overwritten. When a process maps it, it is examined again.
     pub(super) fn forget_written(&mut self, key: FileKey) {
         self.by_key.remove(&key);
+        self.fresh.remove(&key);
     }
 
     /// Forgets and closes files for which `stays` returns false, given key and path. Returns those that had something
@@ -226,6 +235,7 @@ impl ExaminedFiles {
         let known = &self.by_key;
         self.beneath.retain(|_, (key, _)| known.contains_key(key));
         self.aliases.retain(|_, key| known.contains_key(key));
+        self.fresh.retain(|key| known.contains_key(key));
         gone
     }
 
@@ -246,7 +256,8 @@ impl ExaminedFiles {
         if self.is_examined(key) {
             return true;
         }
-        if self.is_known(key, file) {
+        // A file that changes all the time would be examined for ever.
+        if self.fresh.contains(&key) || self.is_known(key, file) {
             return false;
         }
         let (rules, table, sources, is_large) = (self.rules, self.table.clone(), self.sources, is_large(file));
@@ -268,6 +279,7 @@ impl ExaminedFiles {
 
     fn take_in(&mut self, (key, examined): Done<FileKey, ExaminedFile>) {
         if let Some(examined) = examined {
+            self.fresh.insert(key);
             self.insert(key, examined);
         }
     }
@@ -506,6 +518,22 @@ mod tests {
             assert!(!files.is_examined(key) && files.get(key).is_some());
             assert!(!files.examine_aside(path, file, true), "once");
         }
+    }
+
+    #[test]
+    fn a_file_that_changes_while_it_is_examined_aside_is_not_examined_aside_again_before_it_is_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "log");
+        let mut files = files();
+        assert!(files.examine_aside(&path, &file, false));
+        let done = files.aside(false).wait().expect("it is under way");
+        files.take_in(done);
+        std::fs::write(&path, "not a program, and longer").expect("writes");
+        let key = FileKey::of(&file).expect("stat of an open file");
+        assert!(!files.is_known(key, &file) && !files.examine_aside(&path, &file, false));
+        assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
+        std::fs::write(&path, "not a program, and longer still").expect("writes");
+        assert!(files.examine_aside(&path, &file, false), "it was asked for");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSi
 use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
-use super::content::Watch;
+use super::content::{Content, Watch};
 use super::files::{ExaminedFile, ExaminedFiles, FileKey, Sources};
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 
@@ -119,12 +119,18 @@ type Made<L> = Result<(L, Refused), KernelError>;
 /// The links to make to a file.
 struct Job {
     file: Arc<File>,
+    /// Its state when it was examined.
+    content: Option<Content>,
     points: Vec<ProbePoint>,
     pid: Option<u32>,
 }
 
 impl Job {
     fn make<K: Linker>(&self, linker: &K) -> Made<K::Links> {
+        // This may have waited for other links.
+        if Content::was_written(self.content, &self.file) {
+            return Err(KernelError::Object("the file was overwritten".to_owned()));
+        }
         // Opening by descriptor reaches exactly this file, whatever has become of its path.
         let by_descriptor = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd())).unwrap_or_default();
         link(linker, &by_descriptor, &self.points, self.pid)
@@ -263,7 +269,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             return told.map(|()| Hooked::Now);
         }
         // Nobody may have been asking for the links that are being made.
-        if !self.making.under_way().contains(&(key, pid)) {
+        if !self.is_making(key, pid) {
             let Some(job) = self.plan_links((key, pid), linker.kind(), sites)? else { return Ok(Hooked::Already) };
             let aside = Arc::clone(linker);
             if !self.making.begin((key, pid), move || job.make(&*aside)) {
@@ -333,22 +339,22 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         if examined.was_written() {
             return Err(HookError::Overwritten { path: path.clone() });
         }
-        Ok(Some(Job { file: Arc::clone(file), points, pid }))
+        Ok(Some(Job { file: Arc::clone(file), content: examined.content(), points, pid }))
     }
 
     /// Takes in the links to a file that were planned.
     fn take_in(&mut self, (key, pid): Served, made: Made<L>, kind: LinkKind) -> Result<(), HookError> {
         let Some(ExaminedFile { path, plan: Ok(plan), .. }) = self.files.get(key) else { return Ok(()) };
         let Some(hooked) = self.hooked.get_mut(&key) else { return Ok(()) };
+        if self.files.get(key).is_some_and(ExaminedFile::was_written) {
+            return Err(HookError::Overwritten { path: path.clone() });
+        }
         let (mut links, unprobed) = made.map_err(|source| {
             if matches!(source, KernelError::Conflict) {
                 self.conflicts.insert(key, Instant::now());
             }
             HookError::Kernel { path: path.clone(), source }
         })?;
-        if self.files.get(key).is_some_and(ExaminedFile::was_written) {
-            return Err(HookError::Overwritten { path: path.clone() });
-        }
         if self.gave_up_frees {
             links.stop_tracking_frees();
         }
@@ -473,6 +479,11 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
     /// Whether a file has links for one process, or for all processes.
     pub fn is_served(&self, key: FileKey, pid: Option<u32>) -> bool {
         self.links.contains_key(&(key, pid))
+    }
+
+    /// Whether another thread is making links to a file for one process, or for all processes.
+    pub fn is_making(&self, key: FileKey, pid: Option<u32>) -> bool {
+        self.making.under_way().contains(&(key, pid))
     }
 
     /// How many processes have links of their own to a file, or are about to get them.

@@ -258,6 +258,7 @@ fn links_are_made_aside_and_told_once_they_are_there() {
         assert!(is_under_way(&hooks.hook_aside(key, P, &slow, &mut sites)));
     }
     assert_eq!((hooks.own_links(key), hooks.is_served(key, P)), (1, false));
+    assert!(hooks.is_making(key, P) && !hooks.is_making(key, None));
     // The process of these has ended before they are made.
     assert!(is_under_way(&hooks.hook_aside(key, Q, &slow, &mut sites)));
     hooks.release(11);
@@ -323,6 +324,19 @@ fn a_file_that_is_written_to_has_no_links() {
     assert!(matches!(refused, HookError::Overwritten { .. }) && world.kernel.links().is_empty(), "{refused}");
     add(&mut hooks);
     assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
+}
+
+#[test]
+fn a_file_that_is_written_to_while_its_links_wait_gets_none() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let file = tempfile::tempfile().expect("a file");
+    let key = hooks.files.add("/server", file.try_clone().expect("a copy"), Ok(plan()));
+    let job = hooks.plan_links((key, None), LinkKind::Session, &mut world.sites).expect("fit").expect("not linked yet");
+    file.write_all_at(b"another build", 0).expect("room");
+    let made = job.make(&world.kernel);
+    assert!(made.is_err() && world.kernel.attempts.get() == 0, "the kernel is not asked");
+    let told = hooks.take_in((key, None), made, LinkKind::Session);
+    assert!(matches!(told, Err(HookError::Overwritten { .. })) && !hooks.is_served(key, None));
 }
 
 #[test]

@@ -412,11 +412,24 @@ impl Counted {
         known.loses_hooks();
         known.hooked = None;
         self.has_lost_hooks(process, &entry);
-        // It may have forked in the meantime.
+        // It may have forked in the meantime: before the removal, or after it, without hooks.
+        self.unlist_without_hooks(entry.hooked);
         self.look();
         // At once: if it is hooked again, the same code gets new links.
         InlineLinks::close(self.take_unused(entry.hooked).into_iter().map(|linked| linked.links));
         true
+    }
+
+    /// Removes unknown children from the list that run without the hooks which were made in `hooked`.
+    fn unlist_without_hooks(&mut self, hooked: ProcessKey) {
+        let runs = |it: &InlineProcess| it.hooked == hooked && it.state == inline_state::RUNS;
+        for (child, it) in self.map.entries() {
+            let is_new = runs(&it) && it.memory_of == child && !self.processes.contains_key(&child);
+            // If it leaves its memory meanwhile, its counts have been read.
+            if is_new && !leads_to_ours(child.tgid) && self.map.get(child).is_some_and(|it| runs(&it)) {
+                self.map.remove(child);
+            }
+        }
     }
 
     /// Returns what was linked for a process, if no process has its hooks any more.

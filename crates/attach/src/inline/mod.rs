@@ -208,6 +208,8 @@ impl Preparation {
         // A process may have several allocators, each with its own hook code.
         let is_ours = |found: &Found| order.bases.contains(&found.range.start);
         let target = removal::without_what_was_left(pid, &is_ours)?;
+        // It may run another program than when this was ordered.
+        forbidden::check(pid)?;
         let (set_log2, bound) = sampling.set(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid));
         let settings = preview::Sampled { criterion: sampling.criterion, set_log2, control };
         let place = plan::place(&target, file)?;
@@ -318,6 +320,8 @@ impl InlineHooks {
     pub fn forget_decisions(&mut self, pid: u32) {
         self.decided.retain(|(of, _), _| *of != pid);
         self.answers.retain(|(of, _), _| of.tgid != pid);
+        // If it is hooked again, it draws other numbers.
+        self.numbers.retain(|of, _| of.tgid != pid);
     }
 
     /// The program of a process that was hooked last.
@@ -388,10 +392,15 @@ impl InlineHooks {
             let is_preparing = self.is_preparing(pid);
             // What was prepared in another process generation with this PID is gone with that generation's memory.
             if !is_preparing && let Some(prepared) = self.prepared.remove(&(pid, key)) {
-                if prepared.target.is_there() {
-                    return Ok(Some(prepared));
+                match (prepared.target.is_there(), wanted.is_at_once) {
+                    (true, _) if prepared.process == process => return Ok(Some(prepared)),
+                    // It was ordered for the previous program, but made in this one.
+                    (true, _) => self.undo_aside(prepared),
+                    // A thread that begins now to close the links might keep rights that the recording drops.
+                    (false, true) => drop(prepared),
+                    (false, false) => self.counted.close(prepared.linked),
                 }
-                self.counted.close(prepared.linked);
+                continue;
             }
             if let Some(sites) = self.answers.remove(&(process, key)).transpose()?
                 && !self.sites.contains_key(&key)
@@ -480,7 +489,10 @@ impl InlineHooks {
             Ok(Outcome::Sites(sites)) => Ok(sites),
             Err(refused) => Err(refused),
         };
-        self.answers.insert((process, key), answer);
+        // Nobody asks for what was done for a process that has ended.
+        if self.numbers.contains_key(&process) {
+            self.answers.insert((process, key), answer);
+        }
     }
 
     /// Keeps a prepared process until its jumps can be written. The sampling interval may have changed meanwhile.
@@ -601,8 +613,6 @@ impl InlineHooks {
         let is_paused = !self.is_preparing(process.tgid) && self.counted.pause(process);
         if is_paused {
             self.forget_decisions(process.tgid);
-            // It draws other numbers then.
-            self.numbers.remove(&process);
         }
         is_paused
     }
@@ -651,9 +661,12 @@ impl InlineHooks {
         let changes = self.control.set(draw);
         // Children that were forked before have the interval that their parents had then.
         self.counted.look();
-        let opened = self.prepared.values().map(|prepared| (&prepared.linked, memory::open(prepared.linked.pid)));
-        let opened: Vec<(u32, File, u64)> =
-            opened.filter_map(|(linked, memory)| Some((linked.pid, memory.ok()?, linked.base))).collect();
+        let opened = self.prepared.values().filter_map(|Prepared { linked, target, .. }| {
+            let memory = memory::open(linked.pid).ok()?;
+            // If it is still there, it was there when its memory was opened.
+            target.is_there().then_some((linked.pid, memory, linked.base))
+        });
+        let opened: Vec<(u32, File, u64)> = opened.collect();
         let prepared = opened.iter().map(|(pid, memory, base)| (*pid, memory, *base));
         let counted = self.counted.memories().map(|(process, memory, base)| (process.tgid, memory, base));
         for (pid, memory, base) in counted.chain(prepared) {
@@ -757,6 +770,11 @@ impl InlineHooks {
     /// Returns the processes that had hooks.
     pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
         self.tripped = Some(why.to_owned());
+        // Only one thread at a time can stop a process.
+        while self.aside.under_way().iter().any(|(it, _)| self.counted.linked(it.tgid).next().is_some()) {
+            let Some(done) = self.aside.wait() else { break };
+            self.take_over(done);
+        }
         // Calls sampled from here on would not be counted.
         self.set_draw(DrawConstants::default());
         self.end_waits();

@@ -368,6 +368,13 @@ impl Attaching {
             let generation = host.processes().current(child).map(|generation| generation.id);
             let linked = match generation {
                 Some(_) => self.link(key, None),
+                // A second set would count every call twice.
+                None if self.hooks.is_making(key, None) => {
+                    if !is_announcing {
+                        self.targets.forked_late(child, None);
+                    }
+                    continue;
+                }
                 None => self.hooks.hook(key, None, &*self.programs, &mut self.control),
             };
             if let (Err(HookError::UnderWay { .. }), Some(generation)) = (&linked, generation) {

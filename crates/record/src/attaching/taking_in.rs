@@ -442,6 +442,12 @@ impl Attaching {
         }
         log::info!("process {} is idle and not counted any more, to make room for a busy one", process.tgid);
         self.no_longer_needs_links(process.tgid);
+        // The kernel reports the end of a process that is listed, although nothing of it may have been sampled. Without
+        // children, a list would keep it a target whatever its name becomes.
+        let may_list = self.follows || self.is_listed_by_all();
+        if may_list && self.control.counted_by(process.tgid).is_none() {
+            let _ = self.control.add_target(process.tgid, CountedBy::SharedLinks);
+        }
         self.members.taken.remove(&process.tgid);
         // Its program was counted, if it ends before it is hooked again.
         self.members.refused.insert(process);

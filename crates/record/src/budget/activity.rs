@@ -28,8 +28,8 @@ const PREPARED_WITHIN_NS: u64 = 15_000_000_000;
 const MOST_AT_ONCE: usize = 512;
 /// Minimum of that number, if few descriptors are left for it.
 const FEWEST_AT_ONCE: usize = 8;
-/// Descriptors that a hooked process takes: for its code, its memory and a link, or four of them with perf events.
-const DESCRIPTORS_EACH: usize = 6;
+/// Descriptors that a hooked process takes: for its code, its memory and a link, or four links with an event each.
+const DESCRIPTORS_EACH: usize = 10;
 /// A hooked process is idle if it has used less than [`LEAST_CPU_NS`] for this long, ns.
 const IDLE_FOR_NS: u64 = 10_000_000_000;
 /// A process takes the place of an idle one if it used this much CPU time since the last check, ns: as much as hooking
@@ -696,6 +696,11 @@ mod tests {
         look_at(&mut activity, &[], 700);
         let ended = Progress { ended_counted_ns: 100 * MS, ..Progress::default() };
         assert_eq!(activity.of_all(&ended, |_| true), all);
+    }
+
+    #[test]
+    fn as_many_have_places_as_there_are_descriptors_within_limits() {
+        assert_eq!([0, 100, 199, 1 << 20].map(places), [FEWEST_AT_ONCE, 10, 19, MOST_AT_ONCE]);
     }
 
     /// Whoever loads an allocator before a check has seen it use CPU time has not been idle until then.
