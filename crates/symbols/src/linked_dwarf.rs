@@ -61,7 +61,7 @@ pub struct Limits {
 
 impl Limits {
     /// Whether the time is over if all but `left_bytes` were read.
-    fn is_over(&self, left_bytes: u64) -> bool {
+    pub(super) fn is_over(&self, left_bytes: u64) -> bool {
         thread_cpu_time() >= self.began + longest(self.least_time, self.most_bytes.saturating_sub(left_bytes))
     }
 }
@@ -88,6 +88,8 @@ pub struct LinkedDwarf<'a> {
     pub missing: Option<String>,
     /// Whether the file with the shared parts was not found. Most functions then have no name here.
     pub lacks_shared: bool,
+    /// Whether another file was not read for lack of time.
+    pub is_too_slow: bool,
 }
 
 impl<'a> LinkedDwarf<'a> {
@@ -117,7 +119,8 @@ impl<'a> LinkedDwarf<'a> {
         let lacks_shared = missing.is_some();
         let package = package(&places, &mut left_bytes);
         let context = Context::from_dwarf(dwarf).ok()?;
-        Some(Self { context, places, package, split: HashMap::new(), left_bytes, missing, lacks_shared })
+        let (split, is_too_slow) = (HashMap::new(), false);
+        Some(Self { context, places, package, split, left_bytes, missing, lacks_shared, is_too_slow })
     }
 
     /// Whether the time is over.
@@ -127,7 +130,7 @@ impl<'a> LinkedDwarf<'a> {
 
     /// Returns the functions at an address, innermost first. Empty if no function with a name contains it.
     pub fn functions(&mut self, address: u64) -> Vec<Function> {
-        let Self { context, places, package, split, left_bytes, missing, .. } = self;
+        let Self { context, places, package, split, left_bytes, missing, is_too_slow, .. } = self;
         let mut lookup = context.find_frames(address);
         let mut frames = loop {
             match lookup {
@@ -140,7 +143,9 @@ impl<'a> LinkedDwarf<'a> {
                     let found = split
                         .entry(load.dwo_id.0)
                         .or_insert_with(|| room.then(|| split_unit(&load, places, package.as_ref(), left_bytes))?);
-                    if found.is_none() {
+                    if found.is_none() && places.limits.is_over(*left_bytes) {
+                        *is_too_slow = true;
+                    } else if found.is_none() {
                         let path = load.path.as_ref().map(|path| shortened(path.bytes()).into_owned());
                         missing.get_or_insert_with(|| format!("{} was not found", path.unwrap_or_default()));
                     }

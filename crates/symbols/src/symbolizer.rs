@@ -329,7 +329,11 @@ impl Symbolizer {
         let places = Places { module: Path::new(module), file, directories, root, debuginfod, limits };
         // The debug information may be a target's, so a panic must not escape.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
-            let mut linked = LinkedDwarf::open(image, elf, places)?;
+            let Some(mut linked) = LinkedDwarf::open(image, elf, places) else {
+                let left_bytes = limits.most_bytes.saturating_sub(debug_bytes(image, elf));
+                self.is_too_slow |= limits.is_over(left_bytes);
+                return None;
+            };
             self.worked_bytes += debug_bytes(image, elf);
             for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
                 if linked.is_over() {
@@ -343,6 +347,7 @@ impl Symbolizer {
                     symbols.map(|(at, it)| self.symbol(&it.name, it.file.as_deref(), it.line, at < last)).collect();
                 *found = Some(symbols.into()).filter(|symbols: &Arc<[Symbol]>| !symbols.is_empty());
             }
+            self.is_too_slow |= linked.is_too_slow;
             Some((linked.missing, linked.lacks_shared))
         }));
         let (missing, lacks_shared) = looked_up.ok().flatten().unwrap_or_default();

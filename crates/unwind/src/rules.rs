@@ -15,6 +15,8 @@ use crate::rule_cache::RuleCache;
 /// read again and again; what one process maps must not cost the others their stacks.
 const MOST_READ_BYTES: usize = 1 << 30;
 const MOST_READS: u8 = 8;
+/// Size after which no module is read, bytes.
+const MOST_MORE_BYTES: usize = 8 << 30;
 /// Maximum number of modules whose reads are counted. Further ones are not read beyond [`MOST_READ_BYTES`].
 const MOST_COUNTED: usize = 1 << 16;
 /// Why a module is not read.
@@ -37,6 +39,7 @@ impl Rules {
             budget_bytes: section_bytes,
             held_bytes: 0,
             left_bytes: MOST_READ_BYTES,
+            more_bytes: MOST_MORE_BYTES,
             reads: HashMap::new(),
             clock: 0,
             looked_at: 0,
@@ -118,6 +121,8 @@ pub struct LoadedModules {
     held_bytes: usize,
     /// What is left of [`MOST_READ_BYTES`] until the next [`Self::drop_unused`].
     left_bytes: usize,
+    /// What is left of [`MOST_MORE_BYTES`] until then.
+    more_bytes: usize,
     /// How often each module was read since the last one, at most [`MOST_READS`].
     reads: HashMap<ModuleId, u8>,
     clock: u64,
@@ -148,7 +153,7 @@ impl LoadedModules {
         let since = std::mem::replace(&mut self.looked_at, self.clock);
         self.loaded.retain(|_, loaded| loaded.used > since && loaded.cfi.is_ok());
         self.held_bytes = self.loaded.values().map(|loaded| loaded.size_bytes).sum();
-        self.left_bytes = MOST_READ_BYTES;
+        (self.left_bytes, self.more_bytes) = (MOST_READ_BYTES, MOST_MORE_BYTES);
         self.reads.clear();
     }
 
@@ -160,15 +165,17 @@ impl LoadedModules {
         }
         let uncounted = if self.reads.len() < MOST_COUNTED { 0 } else { MOST_READS };
         let reads = self.reads.get(&module).copied().unwrap_or(uncounted);
+        if self.more_bytes == 0 || reads >= MOST_READS && self.left_bytes == 0 {
+            return Err(TOO_OFTEN.into());
+        }
         if reads < MOST_READS {
             self.reads.insert(module, reads + 1);
-        } else if self.left_bytes == 0 {
-            return Err(TOO_OFTEN.into());
         }
         let cfi = load(files, module);
         let size_bytes = cfi.as_ref().map_or(0, |cfi| cfi.size_bytes()) + size_of::<ModuleCfi>();
         let cost_bytes = cfi.as_ref().map_or(0, |cfi| cfi.cost_bytes()).max(size_bytes);
         self.left_bytes = self.left_bytes.saturating_sub(cost_bytes);
+        self.more_bytes = self.more_bytes.saturating_sub(cost_bytes);
         self.held_bytes += size_bytes;
         while self.held_bytes > self.budget_bytes && !self.loaded.is_empty() {
             let oldest = self.loaded.iter().min_by_key(|(_, loaded)| loaded.used).map(|(id, _)| *id);
@@ -254,6 +261,11 @@ mod tests {
         assert_eq!(read(&mut rules, 3), Err(TOO_OFTEN.into()), "too many to count");
         assert_eq!(read(&mut rules, 100), Ok(()), "it is counted");
         assert_eq!(rules.modules.reads.len(), counted);
+        assert!(rules.modules.more_bytes < MOST_MORE_BYTES);
+        rules.modules.more_bytes = 0;
+        assert_eq!(read(&mut rules, 101), Err(TOO_OFTEN.into()), "nothing is read any more");
+        rules.modules.drop_unused();
+        assert_eq!(read(&mut rules, 101), Ok(()));
     }
 
     #[test]

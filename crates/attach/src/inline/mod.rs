@@ -769,15 +769,15 @@ impl InlineHooks {
     /// Removes the hooks from all processes, and hooks none from now on, for this reason. Their counts are kept.
     /// Returns the processes that had hooks.
     pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
-        self.tripped = Some(why.to_owned());
+        // At once: calls sampled from here on would not be counted. What is prepared later has these constants, too.
+        self.set_draw(DrawConstants::default());
+        self.end_waits();
         // Only one thread at a time can stop a process.
         while self.aside.under_way().iter().any(|(it, _)| self.counted.linked(it.tgid).next().is_some()) {
             let Some(done) = self.aside.wait() else { break };
             self.take_over(done);
         }
-        // Calls sampled from here on would not be counted.
-        self.set_draw(DrawConstants::default());
-        self.end_waits();
+        self.tripped = Some(why.to_owned());
         self.read();
         let had = self.counted.stop();
         let prepared: Vec<(u32, FileKey)> = self.prepared.keys().copied().collect();

@@ -311,7 +311,10 @@ impl Attaching {
             return;
         }
         if runs && self.control.counted_by(pid).is_some() {
-            let child_of = Child { pid, is_inline: self.control.has_inherited_hooks(pid) };
+            // If its parent was let go at its fork, it may be listed as an heir and have no hooks.
+            let has_hooks = || self.inline.as_ref().is_some_and(|inline| inline.has_inherited(pid));
+            let is_heir = self.control.has_inherited_hooks(pid);
+            let child_of = Child { pid, is_inline: is_heir && (self.members.let_go == 0 || has_hooks()) };
             self.forked(child.info.parent_pid, child_of, child.since_ns, host);
         } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
             // What it mapped is examined although it has ended: other processes may map it, too.

@@ -88,7 +88,7 @@ pub(super) struct Members {
     /// Programs that are over, and count as missed unless calls of them were counted.
     doubtful: HashSet<ProcessKey>,
     /// Number of times that an idle process was let go.
-    let_go: u64,
+    pub(super) let_go: u64,
 }
 
 /// A named process that is to be taken in.
@@ -432,22 +432,23 @@ impl Attaching {
 
     /// Removes a process's hooks or own links until it is active again. Returns whether that was possible now.
     fn let_go(&mut self, process: ProcessKey) -> bool {
+        // The kernel reports the end of a process that is listed, although nothing of it may have been sampled. It may
+        // end as soon as its hooks are gone. Without children, a list would keep it a target whatever its name becomes.
+        let may_list = self.follows || self.is_listed_by_all();
+        let is_new = may_list
+            && self.control.counted_by(process.tgid).is_none()
+            && self.control.add_target(process.tgid, CountedBy::SharedLinks).is_ok();
         // It may run another program by now.
-        if totals::program_of(&self.programs, process.tgid).ok().flatten() != Some(process) {
-            return false;
-        }
+        let is_it = totals::program_of(&self.programs, process.tgid).ok().flatten() == Some(process);
         let inline = self.inline.as_mut().filter(|inline| inline.is_counted(process));
-        if inline.is_some_and(|inline| !inline.let_go(process)) {
+        if !is_it || inline.is_some_and(|inline| !inline.let_go(process)) {
+            if is_new {
+                self.control.remove_target(process.tgid);
+            }
             return false;
         }
         log::info!("process {} is idle and not counted any more, to make room for a busy one", process.tgid);
         self.no_longer_needs_links(process.tgid);
-        // The kernel reports the end of a process that is listed, although nothing of it may have been sampled. Without
-        // children, a list would keep it a target whatever its name becomes.
-        let may_list = self.follows || self.is_listed_by_all();
-        if may_list && self.control.counted_by(process.tgid).is_none() {
-            let _ = self.control.add_target(process.tgid, CountedBy::SharedLinks);
-        }
         self.members.taken.remove(&process.tgid);
         // Its program was counted, if it ends before it is hooked again.
         self.members.refused.insert(process);

@@ -21,6 +21,8 @@ const SHARE: f64 = 0.01;
 const MOST_SAVED_NS: f64 = 400_000_000.0;
 /// Maximum number of processes that are prepared at the same time: what that takes is known afterwards.
 const MOST_PREPARED: usize = 8;
+/// Time for which a process counts among them, ns. After that it waits for a moment in which it can be stopped.
+const RECENT_NS: u64 = 500_000_000;
 /// Longest time for which a process has a place before it is hooked, ns. Attempts to stop one end sooner.
 const PREPARED_WITHIN_NS: u64 = 15_000_000_000;
 /// Maximum number of processes that are hooked at the same time: each has links of its own, and the kernel keeps all
@@ -370,7 +372,8 @@ impl Activity {
 
     /// Whether hooking has used up its CPU time for now, or enough processes are being prepared.
     pub fn is_spent(&self) -> bool {
-        let prepared = self.processes.values().filter(|known| known.prepared_since_ns.is_some());
+        let is_recent = |since_ns: u64| self.looked_ns.saturating_sub(since_ns) < RECENT_NS;
+        let prepared = self.processes.values().filter(|known| known.prepared_since_ns.is_some_and(is_recent));
         self.saved_ns <= 0.0 || prepared.count() >= MOST_PREPARED
     }
 
@@ -901,6 +904,19 @@ mod tests {
         activity.counted(process(due[1]), None);
         activity.refused(process(due[2]));
         assert_eq!((activity.is_spent(), look(&mut activity, &busy, 400)), (false, vec![due[0]]));
+    }
+
+    #[test]
+    fn who_waits_to_be_stopped_keeps_nobody_from_being_prepared() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[], 100);
+        let busy: Vec<(u32, u64)> = (0..=MOST_PREPARED as u32).map(|tgid| (tgid, 5)).collect();
+        let due = look(&mut activity, &busy, 200);
+        assert!(due[1..].iter().all(|tgid| activity.prepares(process(*tgid), 200 * MS)));
+        let recent_ms = RECENT_NS / MS;
+        assert!(look(&mut activity, &busy, 199 + recent_ms).is_empty());
+        assert_eq!(look(&mut activity, &busy, 200 + recent_ms), [due[0]]);
+        assert!(due[1..].iter().all(|tgid| activity.is_being_prepared(process(*tgid))));
     }
 
     #[test]

@@ -16,7 +16,8 @@ use heapbpf_statistics::weight::{Inclusion, inclusion};
 
 use super::snapshot::{Measured, SnapshotRow};
 
-/// CPU time limit for reading it, for all processes together. The mappings of each get at most half of what is left.
+/// CPU time limit for reading it, for all processes together. The mappings of each get at most half of what is left if
+/// anything else is to be read.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// Adds to rows where their blocks are, and limits what is in use of mappings to what is somewhere. Rows of processes
@@ -24,7 +25,7 @@ const LONGEST: Duration = Duration::from_millis(50);
 /// looked up, too. Returns a remark if mappings stay as they are.
 pub fn add(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Process], whole: bool) -> Option<String> {
     let until = thread_cpu_time() + LONGEST;
-    let unread = add_mappings(measured, rows, processes, until);
+    let unread = add_mappings(measured, rows, processes, until, whole);
     if whole {
         add_blocks(measured, rows, processes, until);
     }
@@ -44,14 +45,26 @@ struct Mapping {
     parts: PartsOfBlock,
 }
 
-/// Does it for mappings. Returns how many processes could not be read.
-fn add_mappings(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Process], until: Duration) -> usize {
+/// Does it for mappings. Returns how many processes could not be read. `whole`: blocks are looked up after them.
+fn add_mappings(
+    measured: &[Measured],
+    rows: &mut [SnapshotRow],
+    processes: &[Process],
+    until: Duration,
+    whole: bool,
+) -> usize {
     // A process that has ended has nothing in memory.
     let mut is_known: Vec<bool> = processes.iter().map(|process| process.ended).collect();
     let mut touched: HashMap<usize, SampleSums> = HashMap::new();
+    let has_mappings = |it: &Measured| it.blocks.iter().any(|block| block.mapping.is_some());
+    let mut to_come = measured.iter().filter(|it| has_mappings(it)).count();
     for it in measured {
         let Some(is_known) = is_known.get_mut(it.process) else { continue };
-        let Some(mappings) = mappings_of(it, until) else { continue };
+        to_come -= usize::from(has_mappings(it));
+        let left = until.saturating_sub(thread_cpu_time());
+        // One process with large mappings must not use up the time of all others.
+        let longest = if to_come > 0 || whole { left / 2 } else { left };
+        let Some(mappings) = mappings_of(it, longest) else { continue };
         *is_known = true;
         for Mapping { row, trials, parts } in mappings {
             let Some(inclusion) = inclusion(trials, rows[row].key.interval) else { continue };
@@ -73,15 +86,13 @@ fn add_mappings(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Pr
     unread.len()
 }
 
-/// Where the mappings of a process are; `None` if that could not be read.
-fn mappings_of(it: &Measured, until: Duration) -> Option<Vec<Mapping>> {
+/// Where the mappings of a process are; `None` if that could not be read within `longest`.
+fn mappings_of(it: &Measured, longest: Duration) -> Option<Vec<Mapping>> {
     let pieces: Vec<(u64, &LiveBlock)> = it.blocks.iter().filter_map(|block| Some((block.mapping?, block))).collect();
     if pieces.is_empty() {
         return Some(Vec::new());
     }
     let ranges: Vec<Range<u64>> = pieces.iter().map(|(_, piece)| range_of(piece)).collect();
-    // One process with large mappings must not use up the time of all others.
-    let longest = until.saturating_sub(thread_cpu_time()) / 2;
     let found = in_memory::of(it.key.tgid, &ranges, longest)?;
     // The pieces of a mapping are one sample.
     let mut mappings: HashMap<u64, Mapping> = HashMap::new();
