@@ -426,8 +426,8 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         self.loose.extend(links.map(|(_, links)| links));
     }
 
-    /// Makes links loose that serve every process, if no process has mapped their file for [`KEPT_UNMAPPED`]. They are
-    /// made again when a process maps it.
+    /// Makes links loose that serve every process, if no process has mapped their file for a minute. They are made again
+    /// when a process maps it.
     pub fn let_go_of_unmapped(&mut self, now: Instant, is_mapped: impl Fn(FileKey) -> bool) {
         let Self { links, unmapped, hooked, loose, .. } = self;
         unmapped.retain(|key, _| !is_mapped(*key));
