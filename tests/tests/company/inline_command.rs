@@ -73,7 +73,7 @@ fn record_script(hook: &str) -> usize {
         assert_eq!(kept, 1, "{hook}: only what it kept is in use");
         assert_eq!(steady.hook.as_deref(), Some(expected), "{hook}: {:?}", stats.hooks);
     }
-    assert!(all.len() == RUNS || all.len() < RUNS && held::is_told(&profile, None), "{:?}", profile.notes);
+    assert!(all.len() == RUNS || all.len() < RUNS && held::is_told(&profile, None), "{all:?} {:?}", profile.notes);
     whole
 }
 
