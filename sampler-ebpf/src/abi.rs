@@ -139,6 +139,8 @@ pub mod link_kind {
     /// Same as [`SHARED`], for a process that inherited its parent's inline hooks and has not run another program
     /// since.
     pub const INHERITED_HOOKS: u32 = 4;
+    /// Same as [`OWN`], for a process whose links are still being made.
+    pub const AWAITED: u32 = 5;
 }
 
 /// The rings, by their index in the `RINGS` map.
@@ -276,8 +278,8 @@ pub struct Progress {
     pub threads_flushed: u64,
     /// Number of records of allocations, frees and unmappings that did not fit into the events ring.
     pub records_lost: u64,
-    /// Number of targets that began and ended during the recording without being counted by inline hooks or links of
-    /// their own.
+    /// Number of targets that began and ended during the recording before inline hooks, or links of their own, counted
+    /// them.
     pub ended_uncounted: u64,
     /// Total CPU time of these targets, ns.
     pub ended_uncounted_ns: u64,

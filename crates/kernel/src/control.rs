@@ -21,6 +21,8 @@ pub enum CountedBy {
     SharedLinks,
     /// Links to this process alone. Its children are counted by shared links.
     OwnLinks,
+    /// The same, but these links are still being made: if the process ends now, it was not counted.
+    AwaitedLinks,
     /// Links at the places where programs announce samples themselves.
     Announcements,
 }
@@ -30,6 +32,7 @@ impl CountedBy {
         match self {
             Self::SharedLinks => link_kind::SHARED,
             Self::OwnLinks => link_kind::OWN,
+            Self::AwaitedLinks => link_kind::AWAITED,
             Self::Announcements => link_kind::ANNOUNCED,
         }
     }
@@ -280,7 +283,7 @@ impl<M: Maps> ControlMaps<M> {
     /// the first, its own links no longer do.
     pub fn counted_by(&self, pid: u32) -> Option<CountedBy> {
         let code = self.maps.target(pid)?;
-        let others = [CountedBy::OwnLinks, CountedBy::Announcements];
+        let others = [CountedBy::OwnLinks, CountedBy::AwaitedLinks, CountedBy::Announcements];
         Some(others.into_iter().find(|other| other.code() == code).unwrap_or(CountedBy::SharedLinks))
     }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::maps::{HashMap, MapData, MapError};
 use heapbpf_audit::LinkKind;
@@ -52,11 +53,14 @@ pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
     ENDS.into_iter().filter_map(link).collect()
 }
 
-/// The kernel's list of processes that inline hooks count.
+type Entries = HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>;
+
+/// The kernel's list of processes that inline hooks count. Clones are the same list.
+#[derive(Clone)]
 pub struct InlineMap {
-    entries: HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>,
+    entries: Arc<Mutex<Entries>>,
     /// The same map, to be read in batches: where processes fork all the time, it has thousands of entries.
-    batches: HashMapFd<ProcessKey, InlineProcess>,
+    batches: Arc<HashMapFd<ProcessKey, InlineProcess>>,
 }
 
 impl InlineMap {
@@ -67,25 +71,30 @@ impl InlineMap {
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         let unreadable = |error| KernelError::Object(format!("INLINE: {error}"));
         let batches = loader.map("INLINE")?.try_clone_to_owned().and_then(HashMapFd::new).map_err(unreadable)?;
-        Ok(Self { entries: HashMap::try_from(loader.typed_map("INLINE")?).map_err(refused)?, batches })
+        let entries = HashMap::try_from(loader.typed_map("INLINE")?).map_err(refused)?;
+        Ok(Self { entries: Arc::new(Mutex::new(entries)), batches: Arc::new(batches) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a process.
     ///
     /// # Errors
     /// There is no space for it.
-    pub fn insert(&mut self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
-        self.entries.insert(Abi(process), Abi(*entry), 0).map_err(refused)
+    pub fn insert(&self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
+        self.lock().insert(Abi(process), Abi(*entry), 0).map_err(refused)
     }
 
     /// Removes a process, if it is listed.
-    pub fn remove(&mut self, process: ProcessKey) {
-        let _ = self.entries.remove(&Abi(process));
+    pub fn remove(&self, process: ProcessKey) {
+        let _ = self.lock().remove(&Abi(process));
     }
 
     /// The entry of a process.
     pub fn get(&self, process: ProcessKey) -> Option<InlineProcess> {
-        self.entries.get(&Abi(process), 0).ok().map(|entry| entry.0)
+        self.lock().get(&Abi(process), 0).ok().map(|entry| entry.0)
     }
 
     /// All entries.

@@ -6,6 +6,7 @@
 mod on_functions;
 
 use std::collections::HashMap;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use heapbpf_heap::event::{Event, decode};
@@ -42,6 +43,23 @@ fn a_call_counts_once_where_links_of_both_kinds_are() {
     assert_eq!(counted(&kernel), (150, 150, 75, 75), "by the shared ones, without its own");
     drop(shared);
     assert_eq!(kernel.live().len(), 75);
+}
+
+#[test]
+fn who_ends_before_its_own_links_are_made_was_not_counted() {
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    for (counted_by, uncounted) in
+        [(CountedBy::OwnLinks, 0), (CountedBy::AwaitedLinks, 1), (CountedBy::SharedLinks, 2), (CountedBy::OwnLinks, 2)]
+    {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        kernel.control.add_target(child.id(), counted_by).unwrap();
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        let progress = kernel.totals.progress().unwrap();
+        assert_eq!(progress.ended_uncounted, uncounted, "{counted_by:?}");
+        assert_eq!(progress.ended_uncounted_ns > 0, uncounted > 0, "{progress:?}");
+        assert!(progress.ended_counted_ns > 0, "{progress:?}");
+    }
 }
 
 /// Causes one loss of each kind. Losses of threads without state have a separate test.

@@ -28,7 +28,7 @@ pub fn kind_of(tgid: u32) -> Option<u32> {
     // target until now.
     if let Some(kind) = unsafe { TARGETS.get(tgid) } {
         return Some(match *kind {
-            link_kind::OWN => link_kind::OWN,
+            link_kind::OWN | link_kind::AWAITED => link_kind::OWN,
             link_kind::ANNOUNCED => link_kind::ANNOUNCED,
             _ => link_kind::SHARED,
         });
@@ -77,23 +77,23 @@ pub fn leave_own_links(tgid: u32) {
     }
 }
 
-/// From now on, links that serve every process count this process, unless it has its own links. It has executed another
-/// program, so it no longer announces its samples or has its parent's inline hooks. Returns whether it announced its
-/// samples.
+/// From now on, links that serve every process count this process, unless it has its own links or will get them. It has
+/// executed another program, so it no longer announces its samples or has its parent's inline hooks. Returns whether it
+/// announced its samples.
 #[inline(always)]
 pub fn begin_anew(tgid: u32) -> bool {
     let Some(kind) = TARGETS.get_ptr_mut(tgid) else { return false };
     // SAFETY: the pointer is to the map's value, an aligned u32.
     unsafe {
         let before = *kind;
-        if before != link_kind::OWN {
+        if before != link_kind::OWN && before != link_kind::AWAITED {
             *kind = link_kind::SHARED;
         }
         before == link_kind::ANNOUNCED
     }
 }
 
-/// Whether a process is counted by its own links.
+/// Whether a process is counted by its own links, and these have been made.
 #[inline(always)]
 pub fn has_own_links(tgid: u32) -> bool {
     // SAFETY: the value is an aligned u32, which changes as a whole.

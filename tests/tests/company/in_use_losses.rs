@@ -67,13 +67,20 @@ fn constant_while_the_daemon_is_stopped() {
 }
 
 /// The rings are full of records when the recording is to end, and heapbpf does not run until its time for reading them
-/// is over. The profile reports the missing share and from when it is missing, and no figure has an interval. (If
-/// heapbpf was stopped too late, it has read them. Then the figures are correct.)
+/// is over. The profile reports the missing share and from when it is missing, and no figure has an interval.
 #[test]
 fn what_could_not_be_read_in_time_is_told() {
+    /// On a busy machine, heapbpf may have read them before it is stopped.
+    const ATTEMPTS: u32 = 5;
+    let Some(_turn) = turn("what_could_not_be_read_in_time_is_told") else { return };
+    assert!((0..ATTEMPTS).any(|_| was_too_late()), "heapbpf was always stopped too late");
+}
+
+/// Stops heapbpf while it makes its last cut, until its time for that is over. Returns whether it had not read
+/// everything before. If it had, the figures are correct.
+fn was_too_late() -> bool {
     /// How long heapbpf waits at its end for the rings to be read.
     const WAIT: Duration = Duration::from_secs(10);
-    let Some(_turn) = turn("what_could_not_be_read_in_time_is_told") else { return };
     let mut target = EIGHT.start();
     let mut recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "64MiB").flag("-vv").start();
     let truth = target.run();
@@ -110,6 +117,7 @@ fn what_could_not_be_read_in_time_is_told() {
     }
     let wrong = judge.into_wrong();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    profile.unread.is_some()
 }
 
 /// Number of lost allocation and free records so far, from a scrape.

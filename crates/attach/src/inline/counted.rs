@@ -120,6 +120,16 @@ fn bases(entry: &InlineProcess) -> Vec<u64> {
     entry.bases.into_iter().filter(|base| *base != 0).collect()
 }
 
+/// Lists a process that is stopped, before jumps are written to its allocator. Until it is stopped, it may end or fork
+/// without hooks. Children that it forks from now on are listed by the fork.
+pub(super) fn list(map: &InlineMap, process: ProcessKey, base: u64) -> Result<(), Refused> {
+    let new = InlineProcess { memory_of: process, hooked: process, ..InlineProcess::default() };
+    let mut entry = map.get(process).unwrap_or(new);
+    let free = entry.bases.iter_mut().find(|base| **base == 0).ok_or(Refused::Allocators)?;
+    *free = base;
+    Ok(map.insert(process, &entry)?)
+}
+
 impl Process {
     fn new(process: ProcessKey, entry: &InlineProcess) -> Self {
         let own = entry.memory_of == process && entry.state != inline_state::LEFT;
@@ -250,19 +260,14 @@ impl Counted {
         self.samples_all &= interval_bytes == 1;
     }
 
-    /// Lists a process before jumps are written to its allocator. Children that it forks from now on are listed by the
-    /// fork.
-    pub(super) fn list(&mut self, process: ProcessKey, base: u64) -> Result<(), Refused> {
-        let new = InlineProcess { memory_of: process, hooked: process, ..InlineProcess::default() };
-        let mut entry = self.map.get(process).unwrap_or(new);
-        let free = entry.bases.iter_mut().find(|base| **base == 0).ok_or(Refused::Allocators)?;
-        *free = base;
-        Ok(self.map.insert(process, &entry)?)
+    /// The kernel's list, for [`list`] on another thread.
+    pub(super) fn map(&self) -> InlineMap {
+        self.map.clone()
     }
 
-    /// Removes an allocator from the list, because no jumps were written.
+    /// Removes an allocator from the list, if it is there, because no jumps were written.
     pub(super) fn unlist(&mut self, process: ProcessKey, base: u64) {
-        let Some(mut entry) = self.map.get(process) else { return };
+        let Some(mut entry) = self.map.get(process).filter(|entry| entry.bases.contains(&base)) else { return };
         entry.bases.iter_mut().filter(|it| **it == base).for_each(|it| *it = 0);
         if entry.bases != [0; MAX_ALLOCATORS] {
             // If this fails, the base stays in the list, and its counts read as zeros.

@@ -36,7 +36,7 @@ use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use heapbpf_host::clock::thread_cpu_time;
@@ -58,7 +58,7 @@ use self::attempts::Attempts;
 use self::breaker::{Blamed, Ours};
 use self::cleaner::Cleaner;
 use self::control::ControlPage;
-use self::counted::{Counted, Linked};
+use self::counted::{Counted, Linked, list};
 use self::crashes::Builds;
 pub use self::credit::{Level, Levels};
 use self::known::{KnownFiles, KnownNames};
@@ -541,14 +541,18 @@ impl InlineHooks {
         if self.waits.is_some() {
             Waits::begin(pid, base);
         }
-        if let Err(refused) = note(&prepared, sampled).and_then(|()| self.counted.list(process, base)) {
+        if let Err(refused) = note(&prepared, sampled) {
             self.undo_aside(prepared);
             return Err(refused);
         }
         let Prepared { target, plan, mapped, .. } = &prepared;
+        let (generations, map) = (Arc::clone(&self.generations), self.counted.map());
+        let (sender, not_listed) = mpsc::channel();
         // An exec that we have not heard of yet would make it look like a different process.
-        let generations = Arc::clone(&self.generations);
-        let is_it = move || generations.lives_alone(process);
+        let is_it = move || {
+            let listed = || list(&map, process, base).map_err(|refused| sender.send(refused));
+            generations.lives_alone(process) && listed().is_ok()
+        };
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
@@ -560,14 +564,15 @@ impl InlineHooks {
         };
         self.counted.note_taken_from(process, key, Arc::clone(&prepared.linked.ours));
         self.counted.unlist(process, base);
-        match &error {
+        let refused = not_listed.try_recv().unwrap_or_else(|_| error.into());
+        match &refused {
             // Nothing was changed.
-            Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow | Busy::InCall, .. } => {
+            Refused::Hook(Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow | Busy::InCall, .. }) => {
                 self.prepared.insert((pid, key), prepared);
             }
             _ => self.undo_aside(prepared),
         }
-        Err(error.into())
+        Err(refused)
     }
 
     /// Makes an interpreter's object allocator count in the mapped code, if requested.

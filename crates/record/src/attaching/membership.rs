@@ -78,7 +78,7 @@ impl Attaching {
         let named = Named { links_one_process, users, must_share, have_children, follow: targets.follow };
         match named.counted_by() {
             CountedBy::OwnLinks => self.own.extend(pids.into_iter().chain(command)),
-            CountedBy::SharedLinks | CountedBy::Announcements => self.shares = true,
+            CountedBy::SharedLinks | CountedBy::AwaitedLinks | CountedBy::Announcements => self.shares = true,
         }
     }
 

@@ -105,6 +105,7 @@ impl Attaching {
         match self.link(key, pid) {
             Err(HookError::UnderWay { .. }) => Err(Unhooked::Waits),
             Ok(hooked) => {
+                pid.into_iter().for_each(|pid| self.own_links_are_made(pid));
                 if hooked == Hooked::Now
                     && let Some(audit) = self.hooks.audited(key).cloned()
                 {

@@ -101,7 +101,7 @@ struct Awaited {
 
 impl Awaited {
     fn now(pid: u32) -> Self {
-        Self { since: Instant::now(), cpu_ns: main_thread_cpu_ns(pid).unwrap_or(0) }
+        Self { since: Instant::now(), cpu_ns: Spent::of_living(pid).unwrap_or(0) }
     }
 }
 
@@ -173,7 +173,9 @@ impl Attaching {
     ) -> Vec<ProcessKey> {
         let Some(mut activity) = self.activity.take() else { return Vec::new() };
         let is_inline = |process| self.inline.as_ref().is_some_and(|inline| inline.is_counted(process));
-        let is_counted = |process: ProcessKey| is_inline(process) || self.own.contains(&process.tgid);
+        // While links are being made, nothing is counted. The BPF programs see it the same way.
+        let has_links = |pid: u32| self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::OwnLinks);
+        let is_counted = |process: ProcessKey| is_inline(process) || has_links(process.tgid);
         let is_target = |process: ProcessKey| {
             let current = host.processes().current(process.tgid).map(|generation| generation.id);
             current.is_some_and(|generation| self.is_target(host, generation))
@@ -325,6 +327,7 @@ impl Attaching {
         let is_after = self.targets.detached_ns.is_some_and(|at_ns| at_ns < time_ns);
         let is_explained = self.members.explain(&program) || is_after;
         if self.is_own_program(program) && !is_explained {
+            self.activity.iter_mut().for_each(|activity| activity.missed(program));
             let known = host.processes().at(program.tgid, time_ns.saturating_sub(1));
             let comm = known.map(|known| Arc::clone(&known.info.comm));
             self.missed.note_program(comm.unwrap_or_default());
@@ -490,16 +493,14 @@ impl Attaching {
             if let Some(current) = host.processes().current(pid) {
                 self.targets.generation_began(pid, current.since_ns);
             }
+            let used_ns = Spent::of_living(pid);
             let is_over = self.is_over() || !is_alive(pid);
             if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid).may_come()) {
                 self.members.awaited.insert(pid, awaited);
             } else {
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
-                if let Some(activity) = self.activity.as_mut().filter(|_| is_late)
-                    && let Ok(Some(program)) = totals::program_of(&self.programs, pid)
-                {
-                    let missed_ns = main_thread_cpu_ns(pid).unwrap_or(0).saturating_sub(awaited.cpu_ns);
-                    activity.counted_late(program, missed_ns, Spent::of_living(pid));
+                if is_late {
+                    self.note_taken_in_late(pid, awaited, used_ns);
                 }
                 // It may run on.
                 self.members.held.remove(&pid);
@@ -507,6 +508,17 @@ impl Attaching {
             if since.elapsed() >= HELD_LIMIT {
                 self.members.held.remove(&pid);
             }
+        }
+    }
+
+    /// Notes the CPU time that a named process used before it was taken in. It may have ended or executed another
+    /// program since. `before_ns`: its CPU time shortly before.
+    fn note_taken_in_late(&mut self, pid: u32, awaited: Awaited, before_ns: Option<u64>) {
+        let hooked = self.inline.as_ref().and_then(|inline| inline.hooked_program(pid));
+        let program = hooked.or_else(|| totals::program_of(&self.programs, pid).ok().flatten());
+        if let Some((activity, program)) = self.activity.as_mut().zip(program) {
+            let used_ns = Spent::of_living(pid).or(before_ns);
+            activity.counted_late(program, used_ns.unwrap_or(0).saturating_sub(awaited.cpu_ns), used_ns);
         }
     }
 
@@ -589,9 +601,16 @@ impl Attaching {
         if self.hooks.own_links(key) >= MOST_OWN_LINKS {
             return Err(format!("{MOST_OWN_LINKS} other processes already have their own links to this file"));
         }
-        self.control.add_target(pid, CountedBy::OwnLinks).map_err(|error| error.to_string())?;
+        self.control.add_target(pid, CountedBy::AwaitedLinks).map_err(|error| error.to_string())?;
         self.own.insert(pid);
         Ok(())
+    }
+
+    /// Notes that a process has links of its own to a file, if it was to get them.
+    pub(super) fn own_links_are_made(&mut self, pid: u32) {
+        if self.control.counted_by(pid) == Some(CountedBy::AwaitedLinks) {
+            let _ = self.control.add_target(pid, CountedBy::OwnLinks);
+        }
     }
 }
 

@@ -116,7 +116,9 @@ impl Coverage {
     /// (Time in which neither was the case is subtracted twice, so the share is underestimated rather than
     /// overestimated.) `detached_ns`: when the probes were detached for good (CLOCK_MONOTONIC).
     fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
-        if self.awaits_hook && !self.hooked {
+        // As long as links are being made for a child, nothing is known of what they count.
+        let awaits_links = self.uncovered_ns == 0 && self.late_fork().is_some_and(|late| late.missed_ns.is_none());
+        if awaits_links || self.awaits_hook && !self.hooked {
             return 0.0;
         }
         let until_ns = self.until_ns.unwrap_or(now_ns);
@@ -125,6 +127,11 @@ impl Coverage {
         let after_ns = detached_ns.map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
         let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns)).saturating_add(after_ns);
         if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
+    }
+
+    /// Its CPU time, if it was forked before links served it, and has not executed another program since.
+    fn late_fork(&self) -> Option<Late> {
+        self.late.filter(|late| late.since_ns == self.since_ns)
     }
 
     fn seen(&self, now_ns: u64, detached_ns: Option<u64>) -> Seen {
@@ -234,7 +241,7 @@ impl TargetSet {
     /// ignored.
     pub fn forked_late(&mut self, pid: u32, missed_ns: Option<u64>) {
         if let Some(coverage) = self.coverages.get_mut(&pid) {
-            let before = coverage.late.filter(|late| late.since_ns == coverage.since_ns);
+            let before = coverage.late_fork();
             if before.is_none_or(|late| late.all_ns.is_none()) {
                 let missed_ns = missed_ns.max(before.and_then(|late| late.missed_ns));
                 coverage.late = Some(Late { since_ns: coverage.since_ns, missed_ns, all_ns: None });
@@ -254,8 +261,7 @@ impl TargetSet {
     /// Share of its CPU time in which a process was counted that was forked before links served it; `None` for others,
     /// and after an exec. `cpu_ns`: the CPU time that it has used, if it runs.
     pub fn share_if_late(&self, pid: u32, cpu_ns: impl FnOnce() -> Option<u64>) -> Option<f64> {
-        let coverage = self.coverages.get(&pid)?;
-        let late = coverage.late.filter(|late| late.since_ns == coverage.since_ns)?;
+        let late = self.coverages.get(&pid)?.late_fork()?;
         let all_ns = late.all_ns.or_else(cpu_ns)?;
         Some(late.counted_ns(all_ns) as f64 / all_ns.max(1) as f64)
     }
@@ -449,14 +455,22 @@ mod tests {
             targets.forked_late(pid, None);
         }
         assert_eq!(targets.share_if_late(1, || Some(50)), Some(0.0));
+        assert_eq!([1, 2].map(|pid| targets.seen(pid, 200).share), [0.0; 2]);
+        targets.hooked(1, 100, 150);
         // Those of one file are there before those of another.
         targets.forked_late(1, Some(40));
         targets.forked_late(1, Some(30));
         targets.used(2, 20);
+        targets.end(2, 180);
         targets.forked_late(2, Some(5));
+        assert_eq!([1, 2].map(|pid| targets.seen(pid, 200).share), [0.5, 0.0], "the second ended before");
         assert_eq!([1, 2].map(|pid| targets.share_if_late(pid, || Some(100))), [Some(0.6), Some(0.0)]);
         let forks = LateForks { processes: 2, all_ns: 120, counted_ns: 60 };
         assert_eq!(targets.late_forks(|_| Some(100)), forks);
+        targets.begin(3, 100);
+        targets.forked_late(3, None);
+        targets.generation_began(3, 150);
+        assert_eq!((targets.seen_before(3, 150).share, targets.seen(3, 180).share), (0.0, 1.0), "its next program");
     }
 
     #[test]

@@ -419,6 +419,25 @@ impl Activity {
         }
     }
 
+    /// Notes that nothing counted a program, which is over. Of processes that started during the recording, the BPF
+    /// programs add up what such a program used.
+    pub fn missed(&mut self, process: ProcessKey) {
+        let is_known = self.processes.keys().any(|other| of_any_program(*other) == of_any_program(process));
+        if process.start_ns < self.began_ns
+            && is_known
+            && let Some(known) = self.known(process)
+        {
+            known.is_target = true;
+        }
+    }
+
+    /// Notes the CPU time, ns, that a process has used at its end.
+    pub fn ended(&mut self, process: ProcessKey, cpu_ns: u64) {
+        if let Some(known) = self.processes.get_mut(&process) {
+            known.cpu_ns = known.cpu_ns.max(cpu_ns);
+        }
+    }
+
     /// What is known of a process with its present program, even if no check has seen that yet. `None` if it has
     /// executed another one since.
     fn known(&mut self, process: ProcessKey) -> Option<&mut Known> {
@@ -757,6 +776,25 @@ mod tests {
         let all = CpuTime { all_ns: 60 * MS, counted_ns: 30 * MS };
         assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
         look_at(&mut activity, &[], 500);
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
+    }
+
+    /// The process began before the recording, and no check sees its last program.
+    #[test]
+    fn what_a_missed_program_used_is_known_at_its_end() {
+        let mut activity = Activity::new(2, 1, true);
+        let [first, second] = [0, 1].map(|exec_id| ProcessKey { start_ns: 0, tgid: 1, exec_id });
+        look_at(&mut activity, &[(first, 100)], 100);
+        activity.counted(first, None);
+        look_at(&mut activity, &[(first, 120)], 200);
+        activity.missed(second);
+        activity.missed(first);
+        activity.ended(second, 150 * MS);
+        // What this one used before the recording is not known.
+        activity.missed(process(2));
+        activity.ended(process(2), 1000 * MS);
+        look_at(&mut activity, &[], 300);
+        let all = CpuTime { all_ns: 50 * MS, counted_ns: 20 * MS };
         assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
     }
 

@@ -78,6 +78,9 @@ impl Session {
         if !activity.awaits_hooks(process) {
             return;
         }
+        // It may end as soon as it is hooked.
+        let used = || cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
+        let used_before = used();
         let begun = thread_cpu_time();
         let place = self.attaching.make_place(process, now_ns);
         if place == Some(Place::OfIdle) {
@@ -89,10 +92,7 @@ impl Session {
         let Some(activity) = &mut self.attaching.activity else { return };
         activity.spend((thread_cpu_time().saturating_sub(begun) + aside).as_nanos() as u64);
         match taken_in {
-            Some(TakenIn::Counted) => {
-                let used = cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
-                activity.counted(process, used);
-            }
+            Some(TakenIn::Counted) => activity.counted(process, used().or(used_before)),
             Some(TakenIn::UnderWay) if activity.prepares(process, now_ns) => {
                 let pause_ns = LOOK_AGAIN_NS * (1 + self.under_way.len() as u64);
                 self.under_way.push_back((now_ns + pause_ns, process));

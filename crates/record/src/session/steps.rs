@@ -162,6 +162,7 @@ impl Session {
             ProcessEvent::Ended { process, time_ns, cpu_ns } => {
                 self.attaching.program_is_over(process);
                 self.attaching.targets.used(process.tgid, cpu_ns);
+                self.attaching.activity.iter_mut().for_each(|activity| activity.ended(process, cpu_ns));
                 if self.lives.end(process, End::Exit, monotonic_ns()) {
                     self.exited(process, time_ns);
                 }
