@@ -333,7 +333,9 @@ impl Attaching {
 
     /// Forgets processes that ended before `before_ns`.
     pub fn forget_ended(&mut self, before_ns: u64) {
-        self.targets.forget(before_ns);
+        for pid in self.targets.forget(before_ns) {
+            self.standing.forget_ended(pid);
+        }
         self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
         self.last_exec.shrink_to(2 * self.last_exec.len());
         self.followed.retain(|pid| self.targets.coverages.contains_key(pid));
