@@ -99,8 +99,8 @@ pub struct InlineHooks {
     answers: HashMap<(ProcessKey, FileKey), Result<Vec<Site>, Refused>>,
     /// CPU time of that thread since the last [`Self::take_spent`].
     spent: Duration,
-    /// Numbers of the processes, in the order in which they were to be hooked; and the next number.
-    numbers: HashMap<ProcessKey, u64>,
+    /// Numbers of the allocators in processes, in the order in which they were to be hooked; and the next number.
+    numbers: HashMap<(ProcessKey, FileKey), u64>,
     next_number: u64,
     generations: Arc<Generations>,
     sampling: Sampling,
@@ -321,7 +321,7 @@ impl InlineHooks {
         self.decided.retain(|(of, _), _| *of != pid);
         self.answers.retain(|(of, _), _| of.tgid != pid);
         // If it is hooked again, it draws other numbers.
-        self.numbers.retain(|of, _| of.tgid != pid);
+        self.numbers.retain(|(of, _), _| of.tgid != pid);
     }
 
     /// The program of a process that was hooked last.
@@ -434,9 +434,9 @@ impl InlineHooks {
         (path, file): (&str, &Arc<File>),
         wanted: Wanted<'_>,
     ) -> Order {
-        let number = *self.numbers.entry(process).or_insert(self.next_number);
+        let number = *self.numbers.entry((process, key)).or_insert(self.next_number);
         self.next_number = self.next_number.max(number + 1);
-        let mut control = self.control.of_process(number);
+        let mut control = self.control.of_number(number);
         if !limits::may_wait(process.tgid) {
             (control.granted, control.most_pauses) = (0, 0);
         }
@@ -504,7 +504,7 @@ impl InlineHooks {
             Err(refused) => Err(refused),
         };
         // Nobody asks for what was done for a process that has ended.
-        if self.numbers.contains_key(&process) {
+        if self.numbers.contains_key(&(process, key)) {
             self.answers.insert((process, key), answer);
         }
     }
@@ -741,7 +741,7 @@ impl InlineHooks {
         // What was done for it is not asked for any more.
         self.take_over_done();
         self.answers.retain(|(of, _), _| *of != process);
-        self.numbers.remove(&process);
+        self.numbers.retain(|(of, _), _| *of != process);
         self.counted.take(process, kernel)
     }
 
@@ -750,7 +750,7 @@ impl InlineHooks {
     /// ([`Self::take`]).
     pub fn ended_unlisted(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
         self.decided.retain(|_, (of, _)| living.contains(of));
-        self.numbers.retain(|of, _| living.contains(of));
+        self.numbers.retain(|(of, _), _| living.contains(of));
         self.answers.retain(|(of, _), _| living.contains(of));
         self.counted.ended_unlisted(living)
     }
