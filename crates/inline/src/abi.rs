@@ -243,8 +243,8 @@ pub struct Control {
     pub given_up: u64,
     /// `pause` instructions of all waits, counted in steps of [`PAUSES_AT_ONCE`].
     pub pauses: u64,
-    /// State of the random numbers after the last draw of any thread; 0 before the first. A forked child has its parent's,
-    /// although its slots are empty.
+    /// State of the random numbers after the last draw of any thread; 0 before the first. A forked child has its
+    /// parent's, although its slots are empty.
     pub drawn: u64,
 }
 

@@ -120,8 +120,7 @@ fn bases(entry: &InlineProcess) -> Vec<u64> {
     entry.bases.into_iter().filter(|base| *base != 0).collect()
 }
 
-/// The listed processes that no other thread may be stopping, nor a process in whose memory they run. `busy`: those that
-/// another thread may be stopping.
+/// The listed processes that do not run in the memory of a `busy` one, which another thread may be stopping.
 fn not_busy(entries: Vec<(ProcessKey, InlineProcess)>, busy: &HashSet<u32>) -> Vec<(ProcessKey, InlineProcess)> {
     entries.into_iter().filter(|(_, entry)| !busy.contains(&entry.memory_of.tgid)).collect()
 }
@@ -625,8 +624,8 @@ impl Counted {
         !self.linked.is_empty()
     }
 
-    /// Removes the hooks from all processes that are not `busy`, and keeps the counts of all, which must be read before.
-    /// Returns the processes that had hooks.
+    /// Removes the hooks from all processes that are not `busy`, and keeps the counts of all, which must be read
+    /// before. Returns the processes that had hooks.
     pub(super) fn stop(&mut self, busy: &HashSet<u32>) -> Vec<ProcessKey> {
         let mut entries = self.map.entries();
         entries.retain(|(_, entry)| entry.state != inline_state::LEFT);

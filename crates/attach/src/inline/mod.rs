@@ -745,8 +745,8 @@ impl InlineHooks {
         self.counted.take(process, kernel)
     }
 
-    /// Forgets what was decided about programs that are not among the `living`. Returns those of them that had lost their
-    /// hooks before they ended, so that the kernel may not report their ends; they are still to be taken
+    /// Forgets what was decided about programs that are not among the `living`. Returns those of them that had lost
+    /// their hooks before they ended, so that the kernel may not report their ends; they are still to be taken
     /// ([`Self::take`]).
     pub fn ended_unlisted(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
         self.decided.retain(|_, (of, _)| living.contains(of));

@@ -50,8 +50,8 @@ impl Session {
         self.descriptions.ended(process, seen, self.attaching.cpu_share(process));
     }
 
-    /// Ends programs whose inline hooks were removed while they ran, and of which there was no sample: no record reports
-    /// their ends. `threads`: all that live.
+    /// Ends programs whose inline hooks were removed while they ran, and of which there was no sample: no record
+    /// reports their ends. `threads`: all that live.
     pub(super) fn end_unlisted(&mut self, threads: &[LivingThread], now_ns: u64) {
         let Some(inline) = &mut self.attaching.inline else { return };
         let living: HashSet<ProcessKey> = threads.iter().map(|thread| thread.process).collect();
