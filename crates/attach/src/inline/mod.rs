@@ -749,7 +749,7 @@ impl InlineHooks {
     /// their hooks before they ended, so that the kernel may not report their ends; they are still to be taken
     /// ([`Self::take`]).
     pub fn ended_unlisted(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
-        self.decided.retain(|_, (of, _)| living.contains(of));
+        self.decided.retain(|_, decided| living.contains(&decided.0));
         self.numbers.retain(|(of, _), _| living.contains(of));
         self.answers.retain(|(of, _), _| living.contains(of));
         self.counted.ended_unlisted(living)

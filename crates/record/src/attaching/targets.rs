@@ -402,8 +402,7 @@ impl TargetSet {
 
     /// Forgets processes that ended before `before_ns`, and returns their ids.
     pub fn forget(&mut self, before_ns: u64) -> Vec<u32> {
-        let ended =
-            self.coverages.extract_if(|_, coverage| coverage.until_ns.is_some_and(|until| until < before_ns));
+        let ended = self.coverages.extract_if(|_, coverage| coverage.until_ns.is_some_and(|until| until < before_ns));
         let ended = ended.map(|(pid, _)| pid).collect();
         self.replaced.retain(|pid, _| self.coverages.contains_key(pid));
         // Gives back the memory that many short-lived processes took.
