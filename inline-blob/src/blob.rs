@@ -75,6 +75,7 @@ global_asm!(
     C_PASSED = const offset_of!(Control, passed),
     C_GIVEN_UP = const offset_of!(Control, given_up),
     C_PAUSES = const offset_of!(Control, pauses),
+    C_DRAWN = const offset_of!(Control, drawn),
     DRAWS_MASK = const DRAWS - 1,
     D_MULTIPLIER = const offset_of!(DrawConstants, multiplier),
     D_SHIFT = const offset_of!(DrawConstants, shift),

@@ -512,6 +512,7 @@ site .Lsite_reallocating
     movabs rdi, 0x2545f4914f6cdd1d
     imul rdi, rax
     address rsi, {CONTROL}
+    mov [rsi + {C_DRAWN}], rax
     mov ecx, [rsi + {C_DRAW}]
     and ecx, {DRAWS_MASK}
     lea rcx, [rcx + rcx * 2]
@@ -526,31 +527,53 @@ site .Lsite_reallocating
     pop rax
     ret
 
-# r10: slot -> rax: the initial state of its random numbers, as rng::seed().
+# r10: slot -> rax: the initial state of its random numbers, as rng::seed(). A forked child begins with empty slots, as
+# its parent did, so its first thread changes the seed. Clobbers rcx, rdx, rsi, rdi.
 .Lseed:
-    address rcx, {CONTROL}
-    mov rax, [rcx + {C_SEED}]
-    test rax, rax
-    jnz 3f
-    address rcx, {HEADER}
-    test dword ptr [rcx + {H_FLAGS}], {HEADER_RDRAND}
-    jz 2f
-    mov ecx, 16
-1:  rdrand rax
-    jc 3f
-    dec ecx
-    jnz 1b
-2:  mov rax, [r10]
-    add rax, rsp
-3:  call .Lmix
-    mov ecx, 1
+    address rsi, {CONTROL}
     address rdx, {STATE}
-    lock xadd [rdx + {T_THREADS}], rcx
+    mov edi, 1
+    lock xadd [rdx + {T_THREADS}], rdi
+    mov rax, [rsi + {C_SEED}]
+    test rax, rax
+    jz 3f
+    test rdi, rdi
+    jnz 5f
+    mov rcx, [rsi + {C_DRAWN}]
+    test rcx, rcx
+    jz 5f
     add rax, rcx
+    call .Lrandom_word
+    jnc 2f
+    add rax, rcx
+2:  call .Lmix
+    cmp rax, 1
+    adc rax, 0
+    mov [rsi + {C_SEED}], rax
+    jmp 5f
+3:  call .Lrandom_word
+    mov rax, rcx
+    jc 5f
+    mov rax, [r10]
+    add rax, rsp
+5:  call .Lmix
+    add rax, rdi
     call .Lmix
     cmp rax, 1
     adc rax, 0
     ret
+
+# -> rcx: a random number of the machine; carry flag if there is one. Clobbers rdx.
+.Lrandom_word:
+    address rdx, {HEADER}
+    test dword ptr [rdx + {H_FLAGS}], {HEADER_RDRAND}
+    jz 2f
+    mov edx, 16
+3:  rdrand rcx
+    jc 2f
+    dec edx
+    jnz 3b
+2:  ret
 
 # rax: splitmix64's step. Clobbers rcx, rdx.
 .Lmix:

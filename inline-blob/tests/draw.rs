@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Hooked, Options, events, libc_path, record, turn};
+use common::{Functions, Hooked, Options, events, libc_path, record, turn};
 use heapbpf_inline::abi::CODE;
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::{DrawConstants, draw};
@@ -37,30 +37,73 @@ fn the_same_numbers_as_the_bpf_side() {
     }
 }
 
+/// A sampled call: its number in the thread, its size, the offset, and the interval.
+type Sample = (u64, u64, u64, u64);
+
+/// Allocates and frees blocks of these sizes. Returns the samples.
+fn samples(f: &Functions, sizes: &[u64]) -> Vec<Sample> {
+    record(true);
+    for size in sizes {
+        unsafe { (f.free)((f.malloc)(*size as usize)) };
+    }
+    events().iter().filter(|e| e.site == 0).map(|e| (e.rdx, e.rsi, e.rcx, e.r8)).collect()
+}
+
+/// The samples that the shared mathematics predicts for the first thread.
+fn predicted(seed: u64, interval: u64, sizes: &[u64]) -> Vec<Sample> {
+    let mut expected = Vec::new();
+    let constants = draw_constants(interval).unwrap();
+    let mut state = rng::seed(seed, 0);
+    let mut remaining = draw(rng::next(&mut state), &constants);
+    for (call, size) in (1..).zip(sizes) {
+        if let Some(offset) = sampler::step(&mut remaining, (*size).max(1)) {
+            expected.push((call, *size, offset, interval));
+            remaining = draw(rng::next(&mut state), &constants);
+        }
+    }
+    expected
+}
+
 /// One thread's samples, with their offsets, are those that the shared mathematics predicts.
 #[test]
 fn the_same_samples_as_the_bpf_side() {
     let _turn = turn();
     let (seed, interval) = (11, 1000);
     let hooked = Hooked::new(libc_path(), &Options { seed, interval, ..Options::default() });
-    let f = hooked.functions();
-    record(true);
     let sizes: Vec<u64> = (0..20_000u64).map(|i| i * 7919 % 300).collect();
-    for size in &sizes {
-        unsafe { (f.free)((f.malloc)(*size as usize)) };
-    }
-    let found = events();
-    let mut expected = Vec::new();
-    let constants = draw_constants(interval).unwrap();
-    let mut state = rng::seed(seed, 0);
-    let mut remaining = draw(rng::next(&mut state), &constants);
-    for (call, size) in (1..).zip(&sizes) {
-        if let Some(offset) = sampler::step(&mut remaining, (*size).max(1)) {
-            expected.push((call, *size, offset, interval));
-            remaining = draw(rng::next(&mut state), &constants);
-        }
-    }
-    let found: Vec<_> = found.iter().filter(|e| e.site == 0).map(|e| (e.rdx, e.rsi, e.rcx, e.r8)).collect();
-    assert_eq!(found, expected);
+    let found = samples(&hooked.functions(), &sizes);
+    assert_eq!(found, predicted(seed, interval, &sizes));
     assert!(found.len() > 2500);
+}
+
+/// A child's slots are as empty as its parent's were. With the parent's seed it would draw the parent's numbers again.
+#[test]
+fn forked_children_draw_other_numbers_than_their_parent_and_each_other() {
+    /// Set in the exit status of a child that draws by a seed of its own.
+    const HAS_ITS_OWN: i32 = 0x80;
+    let _turn = turn();
+    let (seed, interval) = (11, 1000);
+    let hooked = Hooked::new(libc_path(), &Options { seed, interval, ..Options::default() });
+    let f = hooked.functions();
+    let sizes: Vec<u64> = (0..2_000u64).map(|i| i * 7919 % 300).collect();
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        // The parent draws in between: without random numbers of the machine, children differ by that alone.
+        assert!(!samples(&f, &sizes).is_empty());
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let found = samples(&f, &sizes);
+            let own = unsafe { (&raw const (*hooked.control()).seed).read_volatile() };
+            let is_right = own != seed && found == predicted(own, interval, &sizes);
+            let status = if is_right { HAS_ITS_OWN | (own & 0x7f) as i32 } else { 0 };
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        statuses.push(libc::WEXITSTATUS(status));
+    }
+    assert!(statuses.iter().all(|status| status & HAS_ITS_OWN != 0), "{statuses:x?}");
+    // By chance the low bits of all four are equal once in two million times.
+    assert!(statuses.iter().any(|status| *status != statuses[0]), "{statuses:x?}");
+    assert_eq!(unsafe { (*hooked.control()).seed }, seed, "the parent keeps its own");
 }

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of threads for work that mostly waits.
 const MOST_WAITING: usize = 32;
@@ -45,6 +46,8 @@ pub struct Aside<K, T> {
     jobs: Option<Sender<(K, Job<T>)>>,
     done: Results<K, T>,
     under_way: HashSet<K>,
+    /// Whether optional jobs are not done any more.
+    skips_optional: Arc<AtomicBool>,
 }
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
@@ -57,7 +60,7 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
     /// A thread with this name, which has nothing to do yet.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
-        Self { name, jobs: None, done: channel(), under_way: HashSet::new() }
+        Self { name, jobs: None, done: channel(), under_way: HashSet::new(), skips_optional: Arc::default() }
     }
 
     /// Begins a job, none of which with this key may be under way. Returns false if the thread cannot be started; then
@@ -72,6 +75,18 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
             self.under_way.insert(key);
         }
         has_begun
+    }
+
+    /// The same for a job that is not done if [`Self::skip_optional`] is called before it starts. Its result is then
+    /// `instead`.
+    pub fn begin_optional(&mut self, key: K, job: impl FnOnce() -> T + Send + 'static, instead: T) -> bool {
+        let is_skipped = Arc::clone(&self.skips_optional);
+        self.begin(key, move || if is_skipped.load(Ordering::Relaxed) { instead } else { job() })
+    }
+
+    /// Skips the optional jobs that have not started yet, and all later ones.
+    pub fn skip_optional(&self) {
+        self.skips_optional.store(true, Ordering::Relaxed);
     }
 
     fn start(&self) -> Option<Sender<(K, Job<T>)>> {
@@ -155,6 +170,27 @@ mod tests {
         assert!(aside.under_way().is_empty() && aside.wait().is_none());
         assert!(aside.begin(1, || 11), "the key is free again");
         assert_eq!(aside.wait(), Some((1, Some(11))));
+    }
+
+    #[test]
+    fn optional_jobs_that_have_not_started_are_skipped_and_the_others_done() {
+        let mut aside: Aside<u32, u32> = Aside::new("aside");
+        let (has_begun, begun) = channel::<()>();
+        let (go, gate) = channel::<()>();
+        let first = move || {
+            has_begun.send(()).unwrap();
+            gate.recv().map_or(0, |()| 10)
+        };
+        assert!(aside.begin_optional(1, first, 11));
+        assert!(aside.begin_optional(2, || panic!("it is not done"), 21));
+        assert!(aside.begin(3, || 30));
+        begun.recv().unwrap();
+        aside.skip_optional();
+        go.send(()).unwrap();
+        let done = [aside.wait(), aside.wait(), aside.wait()];
+        assert_eq!(done, [Some((1, Some(10))), Some((2, Some(21))), Some((3, Some(30)))]);
+        assert!(aside.begin_optional(4, || panic!("it is not done"), 41));
+        assert_eq!(aside.wait(), Some((4, Some(41))), "later ones are skipped, too");
     }
 
     #[test]

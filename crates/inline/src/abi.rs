@@ -221,7 +221,8 @@ pub struct Control {
     /// Index of the constants in use. Written last, after `draws`. Each thread uses them from its next draw on, or at
     /// once if it has not drawn before.
     pub draw: u64,
-    /// Seed of the draws; 0 for unpredictable ones. Read when a thread begins.
+    /// Seed of the draws; 0 for unpredictable ones. Read when a thread begins, and changed by the first thread of a
+    /// forked child.
     pub seed: u64,
     /// If not 0, nothing is sampled. Threads draw and count down as usual, and their draws stay valid when sampling
     /// resumes: each trial is independent of all others.
@@ -242,6 +243,9 @@ pub struct Control {
     pub given_up: u64,
     /// `pause` instructions of all waits, counted in steps of [`PAUSES_AT_ONCE`].
     pub pauses: u64,
+    /// State of the random numbers after the last draw of any thread; 0 before the first. A forked child has its
+    /// parent's, although its slots are empty.
+    pub drawn: u64,
 }
 
 /// Pauses after which a thread checks how many all threads have made.

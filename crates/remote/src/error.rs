@@ -43,6 +43,9 @@ pub enum Refusal {
     /// Stopped by a signal, such as Ctrl-Z.
     #[error("it is stopped by a signal (SIGSTOP or Ctrl-Z); continue it first (kill -CONT)")]
     JobControl,
+    /// Some of them would run on while others are stopped.
+    #[error("it has too many threads to stop all of them at once")]
+    Threads,
     /// Not 64-bit code.
     #[error("it is not a 64-bit program for this machine")]
     NotNative,

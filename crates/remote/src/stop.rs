@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::Busy;
+use crate::error::{Busy, Refusal};
 use crate::failure::Failure;
 use crate::interrupted::{self, SYSCALL_BYTES};
 use crate::memory::Memory;
@@ -149,8 +149,9 @@ impl Stop {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Failure::Ended),
             Err(source) => return Err(Failure::Trace("listing its threads", source)),
         };
-        let list = list.map_while(Result::ok).take(MAX_THREADS);
-        Ok(list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+        let list = list.map_while(Result::ok).take(MAX_THREADS + 1);
+        let threads: Vec<i32> = list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        if threads.len() > MAX_THREADS { Err(Failure::Refused(Refusal::Threads)) } else { Ok(threads) }
     }
 
     /// Whether the process has no threads except the stopped ones. The kernel counts threads in this directory's link
@@ -206,7 +207,12 @@ impl Stop {
             }
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(_) if self.status(tid).is_none_or(|status| status.is_dead()) => {}
-            Err(error) => return Err(Failure::Trace("tracing a thread", error)),
+            Err(error) => {
+                // A debugger may have come since the process was examined.
+                let tracer = self.status(tid).map_or(0, |status| status.tracer);
+                let is_traced = Failure::Refused(Refusal::Traced(tracer));
+                return Err(if tracer == 0 { Failure::Trace("tracing a thread", error) } else { is_traced });
+            }
         }
         Ok(true)
     }

@@ -151,6 +151,11 @@ impl StackCache {
         stack
     }
 
+    /// All interned stacks.
+    pub fn interned(&self) -> impl Iterator<Item = &RawStack> {
+        self.interned.iter().map(|stack| &**stack)
+    }
+
     /// Drops interned stacks that are not in use elsewhere.
     pub fn sweep(&mut self) {
         self.interned.retain(|stack| Arc::strong_count(stack) > 1);

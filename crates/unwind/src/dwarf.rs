@@ -249,6 +249,11 @@ impl Unwinder {
         self.stacks.forget(ended);
     }
 
+    /// All stacks that are in use, and others that were lately.
+    pub fn stacks(&self) -> impl Iterator<Item = &RawStack> {
+        self.stacks.interned()
+    }
+
     /// Drops shared stacks that are not in use elsewhere.
     pub fn sweep(&mut self) {
         self.stacks.sweep();

@@ -56,8 +56,9 @@ impl ControlPage {
         &self.page
     }
 
-    /// The page for the process with this number. Each draws numbers of its own, even if the seed is given.
-    pub(super) fn of_process(&self, number: u64) -> Control {
+    /// The page for the allocator in a process that has this number. Each draws numbers of its own, even if the seed is
+    /// given.
+    pub(super) fn of_number(&self, number: u64) -> Control {
         let seed = match (self.page.seed, number) {
             (seed, 0) | (seed @ 0, _) => seed,
             (seed, number) => rng::seed(seed, number),
@@ -154,9 +155,9 @@ mod tests {
     #[test]
     fn processes_draw_different_numbers_and_a_single_one_those_of_the_seed() {
         let given = ControlPage::new(draw(7), 42, None);
-        let seeds: HashSet<u64> = (0..1000).map(|number| given.of_process(number).seed).collect();
-        assert!(given.of_process(0).seed == 42 && seeds.len() == 1000 && !seeds.contains(&0));
-        assert_eq!(ControlPage::new(draw(7), 0, None).of_process(5).seed, 0, "the machine draws it");
+        let seeds: HashSet<u64> = (0..1000).map(|number| given.of_number(number).seed).collect();
+        assert!(given.of_number(0).seed == 42 && seeds.len() == 1000 && !seeds.contains(&0));
+        assert_eq!(ControlPage::new(draw(7), 0, None).of_number(5).seed, 0, "the machine draws it");
     }
 
     #[test]

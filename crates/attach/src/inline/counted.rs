@@ -130,6 +130,22 @@ pub(super) fn list(map: &InlineMap, process: ProcessKey, base: u64) -> Result<()
     Ok(map.insert(process, &entry)?)
 }
 
+/// The listed processes that do not run in the memory of a `busy` one, which another thread may be stopping.
+fn not_busy(entries: Vec<(ProcessKey, InlineProcess)>, busy: &HashSet<u32>) -> Vec<(ProcessKey, InlineProcess)> {
+    entries.into_iter().filter(|(_, entry)| !busy.contains(&entry.memory_of.tgid)).collect()
+}
+
+/// Processes that have left their memory or lost their hooks, and are not among the `living`. `is_listed`: by the
+/// kernel, which then reports their ends.
+fn ended_unlisted(
+    processes: &HashMap<ProcessKey, Process>,
+    living: &HashSet<ProcessKey>,
+    is_listed: impl Fn(ProcessKey) -> bool,
+) -> Vec<ProcessKey> {
+    let gone = processes.iter().filter(|(process, it)| it.has_left() && !living.contains(*process));
+    gone.map(|(process, _)| *process).filter(|process| !is_listed(*process)).collect()
+}
+
 impl Process {
     fn new(process: ProcessKey, entry: &InlineProcess) -> Self {
         let own = entry.memory_of == process && entry.state != inline_state::LEFT;
@@ -602,30 +618,43 @@ impl Counted {
         self.taken_out
     }
 
-    /// Removes the hooks from all processes, and keeps their counts, which must be read before. Returns the processes.
-    pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
+    /// Processes that are not among the `living`, and whose ends the kernel may not report, because they had lost their
+    /// hooks before.
+    pub(super) fn ended_unlisted(&self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
+        ended_unlisted(&self.processes, living, |process| self.map.get(process).is_some())
+    }
+
+    /// Whether any code has links.
+    pub(super) fn has_links(&self) -> bool {
+        !self.linked.is_empty()
+    }
+
+    /// Removes the hooks from all processes that are not `busy`, and keeps the counts of all, which must be read
+    /// before. Returns the processes that had hooks.
+    pub(super) fn stop(&mut self, busy: &HashSet<u32>) -> Vec<ProcessKey> {
         let mut entries = self.map.entries();
         entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
         let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
         let ours: Vec<_> = ours.collect();
         self.processes.values_mut().filter(|known| !known.has_left()).for_each(Process::loses_hooks);
-        self.take_all_out();
+        self.take_all_out(busy);
         ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
         entries.into_iter().map(|(process, _)| process).collect()
     }
 
     /// Removes the hooks from all processes, and forgets the processes.
     pub(super) fn release_all(&mut self) {
-        self.take_all_out();
+        self.take_all_out(&HashSet::new());
         self.processes.clear();
     }
 
-    fn take_all_out(&mut self) {
+    /// Removes the hooks from all processes that are not `busy`.
+    fn take_all_out(&mut self, busy: &HashSet<u32>) {
         // Hooks without a lock may be removed.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
         let mut done = HashSet::new();
         for _ in 0..ROUNDS {
-            let entries = self.map.entries();
+            let entries = not_busy(self.map.entries(), busy);
             if entries.is_empty() {
                 break;
             }
@@ -644,7 +673,8 @@ impl Counted {
             on_all_processors(still.into_inner().unwrap_or_else(PoisonError::into_inner), take_out);
             entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
-        InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
+        let unused = self.linked.extract_if(|hooked, _| !busy.contains(&hooked.tgid));
+        InlineLinks::close(unused.flat_map(|(_, linked)| linked).map(|linked| linked.links));
     }
 }
 
@@ -684,5 +714,38 @@ mod tests {
         (entry.counts.calls, entry.counts.bytes) = (4, 400);
         assert!(known.leave(&entry));
         assert_eq!((known.counts[1].calls, known.counts[1].bytes), (7, 700));
+    }
+
+    fn process(tgid: u32) -> ProcessKey {
+        ProcessKey { tgid, ..ProcessKey::default() }
+    }
+
+    #[test]
+    fn whoever_is_being_stopped_keeps_its_hooks_for_now_with_all_in_its_memory() {
+        let entry = |of: u32, memory_of: u32| {
+            let (memory_of, hooked) = (process(memory_of), process(1));
+            (process(of), InlineProcess { memory_of, hooked, ..InlineProcess::default() })
+        };
+        let all = || vec![entry(1, 1), entry(2, 1), entry(3, 3), entry(4, 4)];
+        let left = |busy: &[u32]| -> Vec<u32> {
+            not_busy(all(), &busy.iter().copied().collect()).iter().map(|(process, _)| process.tgid).collect()
+        };
+        assert_eq!((left(&[]), left(&[1]), left(&[3, 9])), (vec![1, 2, 3, 4], vec![3, 4], vec![1, 2, 4]));
+    }
+
+    /// A process that is let go is taken off the kernel's list. If it had no sample, nothing reports its end.
+    #[test]
+    fn processes_that_end_without_their_hooks_are_found() {
+        let entry = InlineProcess { state: inline_state::LEFT, ..InlineProcess::default() };
+        let known = |tgid| (process(tgid), Process::new(process(tgid), &entry));
+        let mut processes: HashMap<_, _> = (1..=4).map(known).collect();
+        processes.values_mut().for_each(Process::loses_hooks);
+        processes.extend([known(5)]);
+        let executed = ProcessKey { exec_id: 1, ..process(2) };
+        let living = HashSet::from([process(1), executed]);
+        let mut gone = ended_unlisted(&processes, &living, |process| process.tgid == 4);
+        gone.sort_unstable();
+        // 1 runs, 4 is listed, 5 has not been found to have left its memory.
+        assert_eq!(gone, [process(2), process(3)]);
     }
 }

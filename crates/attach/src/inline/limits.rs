@@ -1,5 +1,5 @@
-//! Checks the resource limits of a process. Mappings that we add count against its limits, so its own requests might
-//! fail.
+//! Checks the resource limits of a process, and what else its memory and its control group forbid. Mappings that we add
+//! count against its limits, so its own requests might fail.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,6 +62,12 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     if let Some(translator) = translation::translator_of(pid) {
         return Err(Refused::Translated(translator));
     }
+    let groups = text("cgroup");
+    // It can be stopped, but would finish no call, nor leave the frame of one: what lies below a stack would not be put
+    // back in time.
+    if group_of(&groups).is_some_and(|folder| is_frozen(&folder)) {
+        return Err(Refused::Frozen);
+    }
     let limits = process.limits().ok();
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
@@ -83,7 +89,7 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     {
         Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
-    for folder in memory_groups(&text("cgroup")) {
+    for folder in memory_groups(&groups) {
         if let Some((allowed, used)) = used_in_group(&folder) {
             let limit = Limit { name: GROUP, allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
@@ -114,6 +120,17 @@ pub(super) fn may_wait(pid: u32) -> bool {
 
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The directory of the version 2 control group in a `/proc/PID/cgroup`.
+fn group_of(text: &str) -> Option<PathBuf> {
+    Some(cgroup::mount_point()?.join(cgroup::parse(text)?.trim_start_matches('/')))
+}
+
+/// Whether this control group, or one above it, is frozen. (In version 1, nothing can stop a frozen process.)
+fn is_frozen(folder: &Path) -> bool {
+    let events = fs::read_to_string(folder.join("cgroup.events"));
+    events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
 }
 
 /// The directories of the control groups that a process's memory is charged to, from its `/proc/PID/cgroup`: its own
@@ -166,6 +183,16 @@ mod tests {
         let groups = memory_groups("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/c\n");
         let expected = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
         assert_eq!(groups, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_group_says_whether_it_is_frozen() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(!is_frozen(folder.path()), "older kernels do not say");
+        for (events, is_so) in [("populated 1\nfrozen 0\n", false), ("populated 1\nfrozen 1\n", true)] {
+            fs::write(folder.path().join("cgroup.events"), events).expect("writes");
+            assert_eq!(is_frozen(folder.path()), is_so, "{events}");
+        }
     }
 
     #[test]

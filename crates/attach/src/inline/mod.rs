@@ -30,7 +30,7 @@ pub mod service;
 pub mod standing;
 mod waits;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -99,8 +99,8 @@ pub struct InlineHooks {
     answers: HashMap<(ProcessKey, FileKey), Result<Vec<Site>, Refused>>,
     /// CPU time of that thread since the last [`Self::take_spent`].
     spent: Duration,
-    /// Numbers of the processes, in the order in which they were to be hooked; and the next number.
-    numbers: HashMap<ProcessKey, u64>,
+    /// Numbers of the allocators in processes, in the order in which they were to be hooked; and the next number.
+    numbers: HashMap<(ProcessKey, FileKey), u64>,
     next_number: u64,
     generations: Arc<Generations>,
     sampling: Sampling,
@@ -321,7 +321,7 @@ impl InlineHooks {
         self.decided.retain(|(of, _), _| *of != pid);
         self.answers.retain(|(of, _), _| of.tgid != pid);
         // If it is hooked again, it draws other numbers.
-        self.numbers.retain(|of, _| of.tgid != pid);
+        self.numbers.retain(|(of, _), _| of.tgid != pid);
     }
 
     /// The program of a process that was hooked last.
@@ -434,9 +434,9 @@ impl InlineHooks {
         (path, file): (&str, &Arc<File>),
         wanted: Wanted<'_>,
     ) -> Order {
-        let number = *self.numbers.entry(process).or_insert(self.next_number);
+        let number = *self.numbers.entry((process, key)).or_insert(self.next_number);
         self.next_number = self.next_number.max(number + 1);
-        let mut control = self.control.of_process(number);
+        let mut control = self.control.of_number(number);
         if !limits::may_wait(process.tgid) {
             (control.granted, control.most_pauses) = (0, 0);
         }
@@ -457,12 +457,14 @@ impl InlineHooks {
     /// Begins to prepare an allocator in a process on the other thread. Returns whether that was possible.
     fn begin(&mut self, order: Order, is_held: bool) -> bool {
         let preparation = Arc::clone(&self.preparation);
-        self.aside.begin((order.process, order.key), move || {
+        let key = (order.process, order.key);
+        let prepare = move || {
             let _raised = is_held.then(RaisedPriority::begin);
             let begun = thread_cpu_time();
             let outcome = preparation.lock().unwrap_or_else(PoisonError::into_inner).prepare(&order);
             (outcome, thread_cpu_time().saturating_sub(begun))
-        })
+        };
+        self.aside.begin_optional(key, prepare, (Ok(Outcome::Undone), Duration::ZERO))
     }
 
     /// Whether another thread is preparing an allocator of a process, or undoing that.
@@ -473,9 +475,21 @@ impl InlineHooks {
 
     /// Takes over what the other thread has done since the last call.
     fn take_over_done(&mut self) {
+        let mut is_any = false;
         while let Some(done) = self.aside.next_done() {
+            is_any = true;
             self.take_over(done);
         }
+        // What `trip` had to leave alone.
+        if is_any && self.tripped.is_some() && self.counted.has_links() {
+            let busy = self.busy();
+            self.counted.stop(&busy);
+        }
+    }
+
+    /// Processes that another thread may stop: only one thread at a time can.
+    fn busy(&self) -> HashSet<u32> {
+        self.aside.under_way().iter().map(|(process, _)| process.tgid).collect()
     }
 
     /// Takes over an answer of the other thread.
@@ -490,7 +504,7 @@ impl InlineHooks {
             Err(refused) => Err(refused),
         };
         // Nobody asks for what was done for a process that has ended.
-        if self.numbers.contains_key(&process) {
+        if self.numbers.contains_key(&(process, key)) {
             self.answers.insert((process, key), answer);
         }
     }
@@ -732,8 +746,18 @@ impl InlineHooks {
         // What was done for it is not asked for any more.
         self.take_over_done();
         self.answers.retain(|(of, _), _| *of != process);
-        self.numbers.remove(&process);
+        self.numbers.retain(|(of, _), _| *of != process);
         self.counted.take(process, kernel)
+    }
+
+    /// Forgets what was decided about programs that are not among the `living`. Returns those of them that had lost
+    /// their hooks before they ended, so that the kernel may not report their ends; they are still to be taken
+    /// ([`Self::take`]).
+    pub fn ended_unlisted(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
+        self.decided.retain(|_, decided| living.contains(&decided.0));
+        self.numbers.retain(|(of, _), _| living.contains(of));
+        self.answers.retain(|(of, _), _| living.contains(of));
+        self.counted.ended_unlisted(living)
     }
 
     /// Samples that did not fit into the set in their process, by what kept the set from being larger. `counts`: of the
@@ -771,20 +795,18 @@ impl InlineHooks {
         ours.iter().find_map(|(key, ours)| ours.blamed(*key, crash, file(*key).as_deref()))
     }
 
-    /// Removes the hooks from all processes, and hooks none from now on, for this reason. Their counts are kept.
+    /// Removes the hooks from all processes, and hooks none from now on, for this reason. Their counts are kept. A
+    /// process that another thread is stopping loses its hooks when that thread is done; nothing waits for that.
     /// Returns the processes that had hooks.
     pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
         // At once: calls sampled from here on would not be counted. What is prepared later has these constants, too.
         self.set_draw(DrawConstants::default());
         self.end_waits();
-        // Only one thread at a time can stop a process.
-        while self.aside.under_way().iter().any(|(it, _)| self.counted.linked(it.tgid).next().is_some()) {
-            let Some(done) = self.aside.wait() else { break };
-            self.take_over(done);
-        }
+        self.aside.skip_optional();
         self.tripped = Some(why.to_owned());
         self.read();
-        let had = self.counted.stop();
+        let busy = self.busy();
+        let had = self.counted.stop(&busy);
         let prepared: Vec<(u32, FileKey)> = self.prepared.keys().copied().collect();
         prepared.into_iter().for_each(|(pid, key)| self.undo(pid, key));
         had
@@ -793,6 +815,7 @@ impl InlineHooks {
     /// Removes the hooks from all processes.
     pub fn release_all(&mut self) {
         self.end_waits();
+        self.aside.skip_optional();
         while let Some(done) = self.aside.wait() {
             self.take_over(done);
         }

@@ -91,6 +91,9 @@ pub enum Refused {
         /// How much is allowed.
         allowed: u64,
     },
+    /// None of its threads runs until it is thawed.
+    #[error("its control group is frozen (docker pause, or cgroup.freeze); thaw it first")]
+    Frozen,
     /// Our mappings would be locked in memory, and its own replaced code would be unlocked.
     #[error("it locks its memory (mlock), and replaced code would not be locked")]
     LocksMemory,

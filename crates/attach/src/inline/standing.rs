@@ -85,10 +85,17 @@ impl Standing {
         self.objects.get(&pid).map(|result| result.as_ref().copied().map_err(String::as_str))
     }
 
-    /// Forgets a process that runs another program or has exited.
+    /// Forgets how a process was hooked, because it runs another program. Whether it announces its samples is decided
+    /// anew by [`Self::note_announcing`].
     pub fn forget(&mut self, pid: u32) {
         self.objects.remove(&pid);
         self.of_process.remove(&pid);
+    }
+
+    /// Forgets a process that has ended: its id may be given to another one.
+    pub fn forget_ended(&mut self, pid: u32) {
+        self.forget(pid);
+        self.announcing.remove(&pid);
     }
 
     /// How a process that has something to hook is hooked.
@@ -135,5 +142,17 @@ mod tests {
         assert_eq!((standing.hook(1), standing.why_not(1)), (Hook::Inline, None));
         standing.forget(1);
         assert_eq!(standing.hook(1), Hook::Probe);
+    }
+
+    #[test]
+    fn the_next_process_with_an_id_inherits_nothing() {
+        let mut standing = Standing::default();
+        standing.note(1, Ok(()));
+        standing.note_announcing(1, true);
+        standing.note_objects(1, Ok(7));
+        standing.forget_ended(1);
+        assert!(!standing.announces(1) && standing.objects(1).is_none());
+        standing.note(1, Err("it is traced".into()));
+        assert_eq!((standing.hook(1), standing.why_not(1)), (Hook::Probe, Some("it is traced")));
     }
 }

@@ -30,7 +30,7 @@ struct Told {
     pauses_end: u64,
 }
 
-/// The end of [`Control`]: what a process is told, and what it reports.
+/// A part of [`Control`]: what a process is told, and what it reports.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Words {
@@ -43,7 +43,7 @@ struct Words {
 const WORDS: u64 = CONTROL + offset_of!(Control, granted) as u64;
 const _: () = assert!(
     PASSED_OFFSET == (offset_of!(Control, granted) + size_of::<Told>()) as u64
-        && WORDS + size_of::<Words>() as u64 == CONTROL + size_of::<Control>() as u64
+        && WORDS + size_of::<Words>() as u64 == CONTROL + offset_of!(Control, drawn) as u64
 );
 
 /// The waits of all processes.

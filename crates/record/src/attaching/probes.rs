@@ -320,8 +320,12 @@ impl Attaching {
 
     /// Notes that a target executed another program, which ended its process generation.
     pub fn replaced(&mut self, ended: ProcessKey) {
-        self.standing.forget(ended.tgid);
-        self.objects.forget(ended.tgid);
+        // If this is heard late, what is known may be the next program's.
+        let hooked = self.inline.as_ref().and_then(|inline| inline.hooked_program(ended.tgid));
+        if hooked.is_none_or(|hooked| hooked.exec_id <= ended.exec_id) {
+            self.standing.forget(ended.tgid);
+            self.objects.forget(ended.tgid);
+        }
         let last = self.last_exec.entry(ended.tgid).or_default();
         *last = ended.exec_id.max(*last);
     }
@@ -333,7 +337,9 @@ impl Attaching {
 
     /// Forgets processes that ended before `before_ns`.
     pub fn forget_ended(&mut self, before_ns: u64) {
-        self.targets.forget(before_ns);
+        for pid in self.targets.forget(before_ns) {
+            self.standing.forget_ended(pid);
+        }
         self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
         self.last_exec.shrink_to(2 * self.last_exec.len());
         self.followed.retain(|pid| self.targets.coverages.contains_key(pid));

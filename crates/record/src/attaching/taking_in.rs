@@ -361,6 +361,8 @@ impl Attaching {
 
     /// Handles a program that is over and whose counts have all been taken in: without calls, it was missed.
     pub(crate) fn program_was_counted(&mut self, program: ProcessKey, has_calls: bool, comm: Arc<str>) {
+        // If no record reported its end, this is still known.
+        self.members.explain(&program);
         if self.members.doubtful.remove(&program) && !has_calls {
             self.missed.note_program(comm);
         }

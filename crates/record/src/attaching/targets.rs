@@ -406,15 +406,17 @@ impl TargetSet {
         Arc::clone(&self.found_at_attach)
     }
 
-    /// Forgets processes that ended before `before_ns`.
-    pub fn forget(&mut self, before_ns: u64) {
-        self.coverages.retain(|_, coverage| coverage.until_ns.is_none_or(|until| until >= before_ns));
+    /// Forgets processes that ended before `before_ns`, and returns their ids.
+    pub fn forget(&mut self, before_ns: u64) -> Vec<u32> {
+        let ended = self.coverages.extract_if(|_, coverage| coverage.until_ns.is_some_and(|until| until < before_ns));
+        let ended = ended.map(|(pid, _)| pid).collect();
         self.replaced.retain(|pid, _| self.coverages.contains_key(pid));
         // Gives back the memory that many short-lived processes took.
         if self.coverages.len() < self.coverages.capacity() / 4 {
             self.coverages.shrink_to(2 * self.coverages.len());
         }
         self.replaced.shrink_to(2 * self.replaced.len());
+        ended
     }
 }
 
@@ -484,9 +486,9 @@ mod tests {
         targets.end(1, 200);
         targets.end(1, 900);
         assert!(!targets.is_running(1) && targets.hooked_alive().next().is_none());
-        targets.forget(200);
+        assert!(targets.forget(200).is_empty());
         assert!(targets.coverages.contains_key(&1), "it may still be asked for");
-        targets.forget(201);
+        assert_eq!(targets.forget(201), [1]);
         assert_eq!(targets.coverages.keys().collect::<Vec<_>>(), [&2]);
     }
 

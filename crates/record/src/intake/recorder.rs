@@ -17,7 +17,7 @@ use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
 use heapbpf_kernel::stack_traces::StackTraces;
 use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
-use heapbpf_symbols::runtime_functions::RuntimeFunctions;
+use heapbpf_symbols::runtime_functions::{RuntimeFunctions, number_of};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
 use sampler_ebpf::abi::{AllocationRecord, CrashRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
@@ -71,6 +71,8 @@ pub struct Recorder {
     pub outer_stacks: OuterStacks,
     /// The intervals of samples that processes announce.
     pub announced: AnnouncedIntervals,
+    /// Functions of language runtimes.
+    names: Arc<RuntimeFunctions>,
     /// Python frames.
     pub pythons: Pythons,
     /// Java frames.
@@ -126,7 +128,8 @@ impl Recorder {
             outer_stacks: OuterStacks::default(),
             announced: AnnouncedIntervals::default(),
             pythons: Pythons::new(Arc::clone(&names)),
-            javas: Javas::new(names),
+            javas: Javas::new(Arc::clone(&names)),
+            names,
             allocators: None,
             undecided: HashMap::new(),
             unwinder,
@@ -475,6 +478,17 @@ impl Recorder {
         self.walked.shrink_to_fit();
         self.callers.shrink_to_fit();
         self.unwinder.sweep();
+        self.forget_functions();
+    }
+
+    /// Forgets functions of language runtimes that are on no stack, and that no process has which is still known.
+    fn forget_functions(&mut self) {
+        if self.names.are_many() {
+            let on_stacks = self.unwinder.stacks().flat_map(|stack| stack.frames.iter()).filter_map(number_of);
+            let needed: HashSet<u32> =
+                on_stacks.chain(self.pythons.functions()).chain(self.javas.functions()).collect();
+            self.names.keep_only(&needed);
+        }
     }
 
     /// Drops unwind sections that were not used since the last call.

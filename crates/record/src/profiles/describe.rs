@@ -258,7 +258,8 @@ impl Descriptions {
             audit: described.audit.files.clone(),
             missing: own.chain(described.audit.missing.iter().cloned()).collect(),
             coverage: seen.share,
-            cpu_coverage: attaching.cpu_share(key).or(described.cpu_share),
+            // What is known by process id may be that of another process by now.
+            cpu_coverage: described.cpu_share.or_else(|| attaching.cpu_share(key)),
             ended: described.ended.is_some(),
             inuse_unknown: described.without_frees,
             exact_alloc_bytes: exact.map(|exact| exact.bytes),

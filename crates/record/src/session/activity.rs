@@ -65,6 +65,7 @@ impl Session {
         let read = threads(self.attaching.programs.process_iterator_link());
         let Some(threads) = self.errors.note(Step::Census, read, now_ns) else { return Vec::new() };
         self.attaching.note_heirs();
+        self.end_unlisted(&threads, now_ns);
         self.attaching.look_at_activity(&mut self.host, &threads, now_ns)
     }
 

@@ -1,9 +1,11 @@
 //! Ends of lives: what the session does when a process ends or executes another program, whichever channel reports it.
 
+use std::collections::HashSet;
+
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::processes::starts_agree;
 use heapbpf_kernel::KernelError;
-use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::{LivingThread, ProcessKey};
 
 use super::errors::Step;
 use super::state::Session;
@@ -46,6 +48,27 @@ impl Session {
         }
         let seen = self.attaching.targets.seen(process.tgid, now);
         self.descriptions.ended(process, seen, self.attaching.cpu_share(process));
+    }
+
+    /// Ends programs whose inline hooks were removed while they ran, and of which there was no sample: no record
+    /// reports their ends. `threads`: all that live.
+    pub(super) fn end_unlisted(&mut self, threads: &[LivingThread], now_ns: u64) {
+        let Some(inline) = &mut self.attaching.inline else { return };
+        let living: HashSet<ProcessKey> = threads.iter().map(|thread| thread.process).collect();
+        let mut ended = inline.ended_unlisted(&living);
+        // Of the others, a record or a census tells.
+        ended.retain(|process| !self.recorder.processes.contains_key(process));
+        for process in ended {
+            let has_replaced = |it: &ProcessKey| (it.tgid, it.start_ns) == (process.tgid, process.start_ns);
+            if living.iter().any(has_replaced) {
+                if self.lives.end(process, End::Exec, now_ns) {
+                    self.replaced(process, now_ns);
+                }
+            } else if self.lives.end(process, End::Exit, now_ns) {
+                self.exited(process, now_ns);
+                self.attaching.forget_programs(process.tgid);
+            }
+        }
     }
 
     /// Lists the kernel's processes if the host reported an end that no record did, or if process events were lost.

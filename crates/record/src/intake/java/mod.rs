@@ -100,6 +100,11 @@ impl Javas {
         self.without.retain(|process, _| !ended.contains(process));
     }
 
+    /// Numbers of the functions of all processes that are known.
+    pub fn functions(&self) -> impl Iterator<Item = u32> {
+        self.processes.values().flat_map(Process::functions)
+    }
+
     /// Notes for the user: how many stacks end in a JVM's code, and why.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         self.outcomes.notes()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_java::layout::Layout;
 use heapbpf_java::{Blob, Method, ReadError, Tables, Unsupported, Vm};
-use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
+use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, number_of, raw_frame};
 use heapbpf_unwind::raw::RawFrame;
 use sampler_ebpf::abi::ProcessKey;
 
@@ -104,6 +104,12 @@ impl Process {
             self.memory = None;
         }
         Err(failed)
+    }
+
+    /// Numbers of the functions that are kept.
+    pub fn functions(&self) -> impl Iterator<Item = u32> {
+        let frames = self.codes.values().flat_map(|known| known.code.frames.iter()).filter_map(number_of);
+        frames.chain(self.methods.values().map(|known| known.function))
     }
 
     fn make_room(&mut self, bytes: usize) {

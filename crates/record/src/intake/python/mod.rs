@@ -337,6 +337,12 @@ impl Pythons {
         self.parents.retain(|child, parent| !pids.contains(child) && !ended.contains(parent));
     }
 
+    /// Numbers of the functions of all processes that are known.
+    pub fn functions(&self) -> impl Iterator<Item = u32> {
+        let codes = self.processes.values().flat_map(|process| process.codes.values());
+        codes.filter_map(|known| known.function.as_ref().map(|(number, _)| *number))
+    }
+
     /// Notes for the user: how many stacks show native frames instead of Python's, and why.
     pub fn notes(&self) -> Option<String> {
         self.outcomes.note()
