@@ -92,6 +92,10 @@ impl Attaching {
         }
         let mut without = Vec::new();
         for process in &running {
+            // It is hooked once it is busy.
+            if !self.gets_place(process.pid, 0) {
+                continue;
+            }
             let is_hooked = self.hook_running(host, process.pid);
             self.check_custom()?;
             if !is_hooked && self.targets.named_alive.contains(&process.pid) {
