@@ -142,8 +142,8 @@ fn make_room(recorder: Recorder) {
     let recording = recorder.interval(64 << 10).through(&words).start();
     workers.iter_mut().for_each(Worker::work);
     until("all places are taken", || hooked_processes().len() >= 8);
-    assert!(hooked_processes().len() <= 8);
     let had: Vec<u32> = workers.iter().filter(|worker| worker.is_hooked()).map(|worker| worker.child.id()).collect();
+    assert!(had.len() <= 8, "{had:?}");
     let waiting = workers.iter_mut().find(|worker| !had.contains(&worker.child.id())).expect("there are ten");
     waiting.work_until_hooked();
     // Other processes of this host may have places, too.
