@@ -2,7 +2,9 @@
  *   storm RATE COUNT LONG_EVERY SHORT LONG  starts COUNT processes, RATE a second: each LONG_EVERY-th is LONG; prints how
  *                                           many seconds that took, and the process id of each LONG
  *   storm rest                              allocates, prints a line, waits for the end of its standard input
+ *   storm active                            the same, but allocates for a millisecond ten times a second until then
  *   storm brief | long                      allocates and exits, at once | after 150 ms, with 16 MiB in use */
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,6 +29,14 @@ int main(int argc, char **argv) {
       char c;
       if (write(1, "READY\n", 6) < 0) return 1;
       while (read(0, &c, 1) > 0) {}
+    }
+    if (!strcmp(mode, "active")) {
+      struct pollfd input = {0, POLLIN, 0};
+      if (write(1, "READY\n", 6) < 0) return 1;
+      while (poll(&input, 1, 100) == 0) {
+        clock_t end = clock() + CLOCKS_PER_SEC / 1000;
+        while (clock() < end) { kept = malloc(1000); free((void *)kept); }
+      }
     }
     return 0;
   }

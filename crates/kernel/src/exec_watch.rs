@@ -32,6 +32,20 @@ pub struct Executed {
     pub held: Result<Waiting, NotHeld>,
 }
 
+/// The ring in which execs of targets are reported. The kernel takes a grace period to make it.
+pub struct ExecRing(RingMemory);
+
+impl ExecRing {
+    /// Makes the ring.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn new(loader: &Loader) -> Result<Self, KernelError> {
+        let ring = ring_maps::put_new(loader.map(RINGS)?, RingId::Execs, RING_BYTES)?;
+        rings::map(RingId::Execs, ring).map(Self)
+    }
+}
+
 /// A thread that is notified of execs. It ends soon after this is dropped. Processes that were not taken by then
 /// continue.
 #[derive(Debug)]
@@ -43,13 +57,14 @@ pub struct ExecWatch {
 }
 
 impl ExecWatch {
-    /// Makes targets wait when they execute a program and `may_wait` returns true, each for about `limit` unless it is
-    /// released earlier. `may_wait` should take only microseconds, because the processes keep running during the call.
+    /// Makes targets wait when their exec is reported in the ring and `may_wait` returns true, each for about `limit`
+    /// unless it is released earlier. `may_wait` should take only microseconds, because the processes keep running
+    /// during the call.
     ///
     /// # Errors
     /// Notifications of execs are not available.
     pub fn start(
-        loader: &Loader,
+        ring: ExecRing,
         may_wait: impl Fn(u32) -> bool + Send + 'static,
         limit: Duration,
     ) -> Result<Self, KernelError> {
@@ -57,9 +72,8 @@ impl ExecWatch {
         let failed = |source| KernelError::Read { what: "execs", source };
         let (wakes, ends) =
             (new().map_err(|error| failed(error.into()))?, new().map_err(|error| failed(error.into()))?);
-        let execs = rings::map(RingId::Execs, ring_maps::put_new(loader.map(RINGS)?, RingId::Execs, RING_BYTES)?)?;
         let (sender, executed) = sync_channel(MOST);
-        let watcher = Watcher { execs, limit, sender, wakes: Arc::clone(&wakes), ends: Arc::clone(&ends) };
+        let watcher = Watcher { execs: ring.0, limit, sender, wakes: Arc::clone(&wakes), ends: Arc::clone(&ends) };
         let run = move || watcher.run(&may_wait);
         std::thread::Builder::new().name("heapbpf-execs".into()).spawn(run).map_err(failed)?;
         Ok(Self { executed, wakes, ends })

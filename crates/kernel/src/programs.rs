@@ -3,14 +3,13 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 pub use heapbpf_audit::LinkKind;
 use heapbpf_host::side_by_side::on_all_processors;
 use sampler_ebpf::abi::Cookie;
 
 use super::control::CountedBy;
-use super::exec_watch::ExecWatch;
+use super::exec_watch::ExecRing;
 use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
 use super::loader::{Loader, ProgramKind, Wanted};
@@ -160,16 +159,12 @@ impl Programs {
         Ok(())
     }
 
-    /// From now on, makes targets wait at their entry point when they execute a program ([`ExecWatch::start`]).
+    /// Makes the ring in which execs of targets are reported from now on.
     ///
     /// # Errors
-    /// As for [`ExecWatch::start`].
-    pub fn watch_execs(
-        &self,
-        may_wait: impl Fn(u32) -> bool + Send + 'static,
-        limit: Duration,
-    ) -> Result<ExecWatch, KernelError> {
-        ExecWatch::start(&self.loader, may_wait, limit)
+    /// As for [`ExecRing::new`].
+    pub fn exec_ring(&self) -> Result<ExecRing, KernelError> {
+        ExecRing::new(&self.loader)
     }
 
     /// Loads what is not loaded yet.

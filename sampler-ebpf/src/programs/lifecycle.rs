@@ -66,6 +66,11 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }
+    // The new program is mapped, and has not run yet. It reaches its entry point soon after this program returns, so
+    // whoever holds it there is told first.
+    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
+        count_process_event_lost();
+    }
     if argument(ctx, 1) as u32 != next.tgid {
         target::leave_own_links(next.tgid);
     }
@@ -90,10 +95,6 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         count_process_event_lost();
     }
     tell_if_uncounted(ended, counted);
-    // The new program is mapped, and has not run yet.
-    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
-        count_process_event_lost();
-    }
     0
 }
 

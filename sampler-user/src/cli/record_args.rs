@@ -182,7 +182,8 @@ pub struct LimitArgs {
     /// fewest samples is merged into `[other stacks]`
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=(1 << 26)), help_heading = "Limits")]
     pub stacks_max: u32,
-    /// Maximum time in probes, as a share of the targets' CPU time: `2%`, `none`; default: 25 with --all, none otherwise
+    /// Maximum time in probes and samples, as a share of the targets' CPU time: `2%`, `none`; default: 25 with --all,
+    /// none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,
     /// How calls are counted

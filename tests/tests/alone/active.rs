@@ -121,18 +121,29 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     until("it is let go", || !is_hooked(pid));
 }
 
-/// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
-/// seconds, it is let go when another one is busy, and hooked again when it is active itself.
 #[test]
 fn idle_processes_make_room_for_busy_ones() {
     let Some(_turn) = turn("idle_processes_make_room_for_busy_ones") else { return };
+    make_room(Recorder::new().flag("--all"));
+}
+
+#[test]
+fn idle_processes_of_a_name_make_room_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_of_a_name_make_room_for_busy_ones") else { return };
+    make_room(Recorder::new().option("--comm", "python3"));
+}
+
+/// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
+/// seconds, it is let go when another one is busy, and hooked again when it is active itself.
+fn make_room(recorder: Recorder) {
     let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsString::from);
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut workers: Vec<Worker> = (0..10).map(|_| Worker::start()).collect();
-    let recording = Recorder::new().flag("--all").interval(64 << 10).through(&words).start();
+    let recording = recorder.interval(64 << 10).through(&words).start();
     workers.iter_mut().for_each(Worker::work);
     until("all places are taken", || hooked_processes().len() >= 8);
     let had: Vec<u32> = workers.iter().filter(|worker| worker.is_hooked()).map(|worker| worker.child.id()).collect();
+    assert!(had.len() <= 8, "{had:?}");
     let waiting = workers.iter_mut().find(|worker| !had.contains(&worker.child.id())).expect("there are ten");
     waiting.work_until_hooked();
     // Other processes of this host may have places, too.

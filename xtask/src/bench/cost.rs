@@ -14,7 +14,7 @@ use crate::programs::on_path;
 use crate::shell::run as run_command;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --samples | --scaling | --stages])";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --samples | --arrival | --scaling | --stages]); pairs with probes and inline hooks, programs with inline hooks";
 
 /// The stages of a hit, as the BPF programs name them. With `--stages`, programs that end after each stage are measured
 /// as well.
@@ -32,7 +32,8 @@ const ALLOCATORS: [(&str, &str); 4] = [
     ("python3", "objects to measure"),
 ];
 
-/// Debian packages with the programs that `--samples` measures.
+/// Debian packages with the programs that `--samples` and `--arrival` measure. The latter also measures ruby and octave
+/// if they are installed.
 const PROGRAMS: [(&str, &str); 2] = [("sqlite3", "a program to measure"), ("python3", "a program to measure")];
 
 /// Builds heapbpf and the workload, and runs the benchmark as root.
@@ -68,7 +69,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
         command.arg("--python-pairs").arg(context.root.join("tests/programs/python_pairs.py"));
     }
-    if has("--samples") {
+    if has("--samples") || has("--arrival") {
         packages::install(context, &PROGRAMS.map(|(name, purpose)| Package::new(name, purpose)))?;
     }
     if has("--scaling") && !has("--quick") {

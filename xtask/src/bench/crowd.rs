@@ -17,7 +17,9 @@ use crate::shell::read;
 
 /// One-line description of the benchmark.
 pub const ABOUT: &str =
-    "processes [COUNT ROUNDS] | threads [COUNT ROUNDS]: hooking inline 300 processes, and one with 200 threads";
+    "processes [COUNT ROUNDS] | threads [COUNT ROUNDS]: hooking inline 500 processes, and one with 200 threads";
+/// Within this time, that many processes should be hooked, and let go.
+const WANTED: Duration = Duration::from_secs(5);
 
 /// Runs one of the two parts, or both; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -27,10 +29,10 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
     let bench = Bench { folder: Folder::new()?, heapbpf };
     match args.first().map(String::as_str) {
-        Some("processes") => bench.processes(context, number(1, 300)?, number(2, 5)?),
+        Some("processes") => bench.processes(context, number(1, 500)?, number(2, 5)?),
         Some("threads") => bench.threads(context, number(1, 200)?, number(2, 100)?),
         None => {
-            bench.processes(context, 300, 5)?;
+            bench.processes(context, 500, 5)?;
             bench.threads(context, 200, 100)
         }
         Some(other) => bail!("{other:?} is none of processes, threads"),
@@ -87,12 +89,15 @@ impl Bench {
     }
 
     fn processes(&self, context: &Context, count: usize, rounds: usize) -> anyhow::Result<()> {
+        // Each process has two pipes.
+        read(Command::new("prlimit").args(["--nofile=65536:65536", "--pid", &std::process::id().to_string()]))?;
         let program = workload(context, "storm")?;
         let targets: Vec<Running> = (0..count)
             .map(|_| Running::start(Command::new(&program).arg("rest"), "READY", false))
             .collect::<anyhow::Result<_>>()?;
         let pids: Vec<u32> = targets.iter().map(|target| target.0.id()).collect();
-        let (mut hooking, mut letting_go, mut ending, mut starting) = (vec![], vec![], vec![], vec![]);
+        let (mut beginning, mut hooking, mut letting_go, mut ending, mut starting) =
+            (vec![], vec![], vec![], vec![], vec![]);
         let (mut stops, mut attempts) = (vec![], 0);
         for _ in 0..rounds {
             let (mut recording, begun) = self.hook(&pids)?;
@@ -100,6 +105,7 @@ impl Bench {
             ensure!(hooked == count, "{hooked} of {count} are hooked");
             let first = begun.first.context("no line about the first one")?;
             starting.push(first);
+            beginning.push(begun.all);
             hooking.push(begun.all.saturating_sub(first));
             attempts += begun.attempts;
             stops.extend(begun.stops);
@@ -114,8 +120,10 @@ impl Bench {
             ending.push(asked.elapsed());
         }
         println!(
-            "processes: {count} hooked inline in {} after the first, which was {} after the start; let go {} after Ctrl-C, and \
-             ended after {}; stopped for {}; {attempts} attempts in {rounds} rounds were repeated (medians; in brackets, the longest)",
+            "processes: {count} hooked inline within {} (wanted: {WANTED:?}): in {} after the first, which was {} after the \
+             start; let go {} after Ctrl-C (wanted: {WANTED:?}), and ended after {}; stopped for {}; {attempts} attempts in \
+             {rounds} rounds were repeated (medians; in brackets, the longest)",
+            spread(beginning),
             spread(hooking),
             spread(starting),
             spread(letting_go),

@@ -1,13 +1,13 @@
-//! A busy host under `serve --all --hook inline`: heapbpf's share of its CPU time, and whether figures in use and their
-//! error bars are still available.
+//! A busy host that is recorded at defaults: what its programs still get done, heapbpf's share of its CPU time, and
+//! whether figures in use and their error bars are available.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -15,15 +15,26 @@ use super::scratch::{Folder, Running};
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::root::Privilege;
+use crate::shell::read;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "[SECONDS]: PostgreSQL, nginx, redis and git at full load under serve --all --hook inline";
+pub const ABOUT: &str = "[SECONDS ROUNDS]: PostgreSQL, nginx, redis and git at full load, bare and under --all and serve --all at defaults (inline hooks)";
 
 const SCRIPT: &str = include_str!("host.sh");
+/// Where nginx listens.
+const NGINX: &str = "127.0.0.1:18099";
 /// Clock ticks per second in `/proc/stat`.
 const TICKS: f64 = 100.0;
-/// Time after the start in which processes are promoted from probes.
+/// Time after the start of a recording in which processes are hooked.
 const WARM_UP: Duration = Duration::from_secs(20);
+/// Time for what happens once in a recording, and after its end.
+const SETTLED: Duration = Duration::from_secs(5);
+/// From then on, a recording has figures in use with their error bars.
+const FIGURES_WITHIN: Duration = Duration::from_secs(3);
+/// How the host is recorded.
+const MODES: [&[&str]; 2] = [&["--all"], &["serve", "--all"]];
+/// Whose work is counted.
+const SERVERS: [&str; 3] = ["PostgreSQL", "nginx", "redis"];
 
 /// CPU time used so far, in seconds.
 #[derive(Clone, Copy)]
@@ -32,6 +43,17 @@ struct Used {
     daemon: f64,
     probes: f64,
     hits: f64,
+}
+
+/// What a recording cost during a slice of time.
+struct Cost {
+    /// Work of each server that was done per second, as a ratio of bare.
+    work: [f64; 3],
+    /// Shares of the host's CPU time, in percent.
+    probes: f64,
+    daemon: f64,
+    /// Allocation calls per second.
+    calls: f64,
 }
 
 /// The programs that keep the host busy.
@@ -48,7 +70,8 @@ impl Drop for Load {
 /// Runs the benchmark; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench host");
-    let seconds: u64 = args.first().map_or(Ok(60), |text| text.parse())?;
+    let number = |i: usize, otherwise: u64| args.get(i).map_or(Ok(otherwise), |text| text.parse::<u64>());
+    let (slice, rounds) = (Duration::from_secs(number(0, 30)?), number(1, 3)?);
     let packages = [
         ("postgresql", "a database"),
         ("nginx-light", "a web server"),
@@ -61,13 +84,36 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let folder = Folder::new()?;
     let script = folder.path().join("host.sh");
     fs::write(&script, SCRIPT)?;
-    let all = WARM_UP.as_secs() + seconds + 30;
+    let of_each = 2 * slice.as_secs() + WARM_UP.as_secs() + 4 * SETTLED.as_secs();
+    let all = slice.as_secs() + rounds * MODES.len() as u64 * of_each + 60;
     let mut load = Command::new("bash");
     load.args([&script, folder.path()]).arg(all.to_string()).arg(&context.root).process_group(0);
     let _load = Load(Running::start(&mut load, "READY", false)?);
-    let mut daemon = Command::new(std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from));
-    daemon.args(["serve", "--all", "--hook", "inline", "--listen", "127.0.0.1:0"]);
-    let mut daemon = Running(daemon.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
+    let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
+    let mut costs = MODES.map(|_| Vec::new());
+    std::thread::sleep(SETTLED);
+    let mut before = work(folder.path(), slice)?;
+    for _ in 0..rounds {
+        for (mode, costs) in MODES.iter().zip(&mut costs) {
+            let mut cost = recorded(&heapbpf, folder.path(), mode, slice)?;
+            std::thread::sleep(SETTLED);
+            let after = work(folder.path(), slice)?;
+            for (rate, bare) in cost.work.iter_mut().zip(before.iter().zip(&after)) {
+                *rate /= 0.5 * (bare.0 + bare.1);
+            }
+            before = after;
+            costs.push(cost);
+        }
+    }
+    MODES.iter().zip(&costs).for_each(|(mode, costs)| print(&mode.join(" "), costs));
+    Ok(())
+}
+
+/// Records the host, and measures one slice of time once its busy processes are hooked.
+fn recorded(heapbpf: &Path, folder: &Path, mode: &[&str], slice: Duration) -> anyhow::Result<Cost> {
+    let mut command = Command::new(heapbpf);
+    command.args(mode).args(["--listen", "127.0.0.1:0", "--force", "-o"]).arg(folder.join("profile.json"));
+    let mut daemon = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
     let mut lines = BufReader::new(daemon.0.stderr.take().context("piped")?).lines();
     let address = loop {
         let line = lines.next().context("heapbpf ended")??;
@@ -76,35 +122,87 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         }
     };
     std::thread::spawn(move || lines.for_each(drop));
+    std::thread::sleep(FIGURES_WITHIN);
+    print_figures(&mode.join(" "), &address)?;
     std::thread::sleep(WARM_UP);
     // The first answer looks up the packages of modules without names, once.
     get(&address, "/debug/pprof/heap")?;
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(SETTLED);
     let before = used(&address)?;
-    std::thread::sleep(Duration::from_secs(seconds));
+    let work = work(folder, slice)?;
     let now = used(&address)?;
-    let host = now.host - before.host;
-    let share = |part: f64| 100.0 * part / host;
-    let (probes, own) = (now.probes - before.probes, now.daemon - before.daemon);
-    println!(
-        "of the host's CPU time ({host:.0} s busy in {seconds} s): probes and samples {:.2} %, the daemon {:.2} %, together {:.2} %; \
-         {:.0} allocation calls a second",
-        share(probes),
-        share(own),
-        share(probes + own),
-        (now.hits - before.hits) / seconds as f64
-    );
-    let metrics = get(&address, "/metrics")?;
+    print_figures(&mode.join(" "), &address)?;
+    daemon.interrupt()?;
+    let share = |part: f64| 100.0 * part / (now.host - before.host);
+    Ok(Cost {
+        work,
+        probes: share(now.probes - before.probes),
+        daemon: share(now.daemon - before.daemon),
+        calls: (now.hits - before.hits) / slice.as_secs_f64(),
+    })
+}
+
+/// Prints how many processes have which figures now. None is an error.
+fn print_figures(mode: &str, address: &str) -> anyhow::Result<()> {
+    let metrics = get(address, "/metrics")?;
     let hooked = |how: &str| metrics.lines().filter(|line| line.contains(&format!("hook=\"{how}\""))).count();
     let in_use = metrics.lines().filter(|line| line.starts_with("heapbpf_process_inuse_bytes{")).count();
     let errors = metrics.lines().filter(|line| line.starts_with("heapbpf_process_inuse_low_bytes{")).count();
     println!(
-        "now {} processes are counted inline, {} by probes; {in_use} have memory in use, {errors} with its error bar",
+        "{mode}: now {} processes are counted inline, {} by probes; {in_use} have memory in use, {errors} with its error \
+         bar",
         hooked("inline"),
         hooked("probe")
     );
-    ensure!(in_use > 0 && errors > 0, "figures in use, or their error bars, were given up");
+    ensure!(in_use > 0 && errors > 0, "there are no figures in use, or no error bars");
     Ok(())
+}
+
+/// Prints the medians of the rounds; in brackets, the least and the largest.
+fn print(mode: &str, costs: &[Cost]) {
+    let spread = |of: &dyn Fn(&Cost) -> f64| {
+        let mut values: Vec<f64> = costs.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        match (values.get(values.len() / 2), values.first(), values.last()) {
+            (Some(middle), Some(least), Some(most)) => format!("{middle:.3} [{least:.3}, {most:.3}]"),
+            _ => "–".to_owned(),
+        }
+    };
+    let work = SERVERS.iter().enumerate().map(|(i, server)| format!("{server} {}", spread(&|cost| cost.work[i])));
+    println!("{mode}: work per second, of bare (wanted: at least 0.97): {}", work.collect::<Vec<_>>().join(", "));
+    println!(
+        "{mode}: of the host's CPU time, in percent: probes and samples {}, the daemon {}, together {} (wanted: at \
+         most 2); {} allocation calls a second",
+        spread(&|cost| cost.probes),
+        spread(&|cost| cost.daemon),
+        spread(&|cost| cost.probes + cost.daemon),
+        spread(&|cost| cost.calls)
+    );
+}
+
+/// What the servers do per second, during a slice of time: transactions, requests, commands.
+fn work(folder: &Path, slice: Duration) -> anyhow::Result<[f64; 3]> {
+    let (begun, before) = (Instant::now(), done(folder)?);
+    std::thread::sleep(slice);
+    let (seconds, after) = (begun.elapsed().as_secs_f64(), done(folder)?);
+    Ok(std::array::from_fn(|i| (after[i] - before[i]) / seconds))
+}
+
+/// What the servers have done so far.
+fn done(folder: &Path) -> anyhow::Result<[f64; 3]> {
+    let mut psql = Command::new("runuser");
+    psql.current_dir(folder).args(["-u", "nobody", "--", "psql", "-h"]).arg(folder.join("pg"));
+    let transactions = read(psql.args(["-Atc", "select sum(xact_commit) from pg_stat_database", "postgres"]))?;
+    let nginx = get(NGINX, "/status")?;
+    let stats = read(Command::new("redis-cli").arg("-s").arg(folder.join("redis")).args(["info", "stats"]))?;
+    let requests = nginx.split_once("handled requests").and_then(|(_, numbers)| numbers.split_whitespace().nth(2));
+    let commands = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+    let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<f64>().ok());
+    let counts = [number(Some(&transactions)), number(requests), number(commands)];
+    let [Some(transactions), Some(requests), Some(commands)] = counts else {
+        bail!("the servers say {transactions:?}, {nginx:?} and {stats:?}")
+    };
+    Ok([transactions, requests, commands])
 }
 
 fn used(address: &str) -> anyhow::Result<Used> {

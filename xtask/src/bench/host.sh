@@ -24,7 +24,7 @@ events {}
 http {
   access_log off; gzip on; gzip_types *; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
   uwsgi_temp_path uwsgi; scgi_temp_path scgi;
-  server { listen 127.0.0.1:18099; root $folder/www; }
+  server { listen 127.0.0.1:18099; root $folder/www; location = /status { stub_status; } }
 }
 EOF
 seq 1 20000 >www/numbers.txt
@@ -36,7 +36,7 @@ as_nobody "$bin/createdb" -h "$folder/pg" bench && as_nobody "$bin/pgbench" -h "
 is_time() { [ "$(date +%s)" -lt "$end" ]; }
 while is_time; do as_nobody "$bin/pgbench" -h "$folder/pg" -c 4 -j 2 -T 60 bench; done >pgbench.log 2>&1 &
 while is_time; do ab -q -n 1000000 -t 60 -c 8 -k -H 'Accept-Encoding: gzip' http://127.0.0.1:18099/numbers.txt; done >ab.log 2>&1 &
-while is_time; do redis-benchmark -q -s "$folder/redis" -c 8 -P 4 -n 2000000 -t set,get,lpush; done >redis.log 2>&1 &
+while is_time; do redis-benchmark -q -s "$folder/redis" -c 8 -P 4 -n 200000 -t set,get,lpush; done >redis.log 2>&1 &
 (
   cd repository || exit 1
   while is_time; do

@@ -14,9 +14,9 @@ use crate::programs::on_path;
 use crate::shell::{read, run as run_command, say};
 
 /// One-line description of [`run`].
-pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
+pub const ABOUT: &str = "profilers side by side, heapbpf with --hook probe, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
 /// One-line description of [`programs`].
-pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES] [--object FILE])";
+pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --hook probe --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES] [--object FILE])";
 
 /// Builds everything and runs the comparison as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -30,7 +30,7 @@ pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 /// One-line description of [`study`].
-pub const ABOUT_STUDY: &str = "noise and cost of R = 1 to 10^7 bytes on sqlite3, into docs/overhead.md";
+pub const ABOUT_STUDY: &str = "noise and cost of R = 1 to 10^7 bytes on sqlite3 with --hook probe, into docs/overhead.md";
 
 /// Does the same for sampling intervals.
 pub fn study(context: &Context, args: &[String]) -> anyhow::Result<()> {

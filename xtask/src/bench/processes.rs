@@ -18,7 +18,10 @@ use crate::root::Privilege;
 use crate::shell::read;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve] | metrics [COUNT]: attaching to many, short lives, what they leave, what a scrape takes";
+pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve] | metrics [COUNT] | idle [PROCESSES ACTIVE]: attaching to many, short lives, what they leave, what a scrape takes, many that do little; attach and storm with --hook auto and probe, the others at defaults";
+
+/// Ways to count calls that are measured.
+const HOOKS: [&str; 2] = ["auto", "probe"];
 
 /// Runs one of the parts; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -33,14 +36,16 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         Some("storm") => bench.storm(number(1, 500)?, number(2, 30)?),
         Some("remains") => bench.remains(number(1, 50_000)?, args.get(2).is_some_and(|mode| mode == "serve")),
         Some("metrics") => bench.metrics(number(1, 1000)?),
+        Some("idle") => bench.idle(number(1, 1000)?, number(2, 50)?),
         None => {
             bench.attach(300, 40)?;
             bench.storm(500, 30)?;
             bench.metrics(1000)?;
+            bench.idle(1000, 50)?;
             bench.remains(50_000, false)?;
             bench.remains(50_000, true)
         }
-        Some(other) => bail!("{other:?} is none of attach, storm, remains, metrics"),
+        Some(other) => bail!("{other:?} is none of attach, storm, remains, metrics, idle"),
     }
 }
 
@@ -115,19 +120,21 @@ impl Bench {
             BufReader::new(child.stdout.take().context("piped")?).read_line(&mut String::new())?;
             running.push(Running(child));
         }
-        let mut times = Vec::new();
-        for _ in 0..5 {
-            let (recording, elapsed) = self.record(&["-i", "0"])?;
-            times.push((elapsed, cpu_seconds(recording.0.id())?));
-            self.finish(recording)?;
+        for hook in HOOKS {
+            let mut times = Vec::new();
+            for _ in 0..5 {
+                let (recording, elapsed) = self.record(&["--hook", hook, "-i", "0"])?;
+                times.push((elapsed, cpu_seconds(recording.0.id())?));
+                self.finish(recording)?;
+            }
+            times.sort_by_key(|(elapsed, _)| *elapsed);
+            println!(
+                "attach, --hook {hook}: {processes} processes, {files} allocator files: {:.0} ms from start until it \
+                 records (with probes, to the last one), {:.0} ms of CPU time (median of 5)",
+                times[2].0.as_secs_f64() * 1e3,
+                times[2].1 * 1e3
+            );
         }
-        times.sort_by_key(|(elapsed, _)| *elapsed);
-        println!(
-            "attach: {processes} processes, {files} allocator files: {:.0} ms from start to the last probe, {:.0} ms of \
-             CPU time (median of 5)",
-            times[2].0.as_secs_f64() * 1e3,
-            times[2].1 * 1e3
-        );
         Ok(())
     }
 
@@ -177,8 +184,47 @@ impl Bench {
         Ok((words.map(str::parse).collect::<Result<_, _>>()?, seconds))
     }
 
+    /// Starts many processes that do nothing, and some that allocate now and then. Measures how long a recording of the
+    /// whole host takes to begin, and what the daemon takes while some are active, and once none is.
+    fn idle(&self, processes: u64, active: u64) -> anyhow::Result<()> {
+        const OBSERVED: Duration = Duration::from_secs(30);
+        const SETTLED: Duration = Duration::from_secs(15);
+        let sleep = || Command::new("sleep").arg("600").spawn().map(Running);
+        let _resting = (active..processes).map(|_| sleep()).collect::<Result<Vec<_>, _>>()?;
+        let start = || Running::start(Command::new(self.path("storm")).arg("active"), "READY", false);
+        let busy = (0..active).map(|_| start()).collect::<anyhow::Result<Vec<_>>>()?;
+        let (recording, elapsed) = self.record(&[])?;
+        let pid = recording.0.id();
+        let observe = |when: &str| -> anyhow::Result<()> {
+            std::thread::sleep(SETTLED);
+            let before = (cpu_seconds(pid)?, wake_ups(pid)?);
+            std::thread::sleep(OBSERVED);
+            let seconds = OBSERVED.as_secs_f64();
+            println!(
+                "idle: {when}: the daemon takes {:.2} % of a core, and wakes up {:.1} times a second; resident {:.1} MiB",
+                100.0 * (cpu_seconds(pid)? - before.0) / seconds,
+                (wake_ups(pid)? - before.1) as f64 / seconds,
+                resident(pid)? as f64 / f64::from(1 << 20)
+            );
+            Ok(())
+        };
+        println!(
+            "idle: {processes} processes, {active} of them active, --all at defaults: {:.0} ms from start until it \
+             records (wanted: at most 1000)",
+            elapsed.as_secs_f64() * 1e3
+        );
+        observe("while they are active")?;
+        drop(busy);
+        observe("after they have ended (wanted: at most 1 %, 10 and 60)")?;
+        self.finish(recording).map(drop)
+    }
+
     fn storm(&self, rate: u64, seconds: u64) -> anyhow::Result<()> {
-        let (recording, _) = self.record(&["-i", "512KiB", "--max-overhead", "none"])?;
+        HOOKS.iter().try_for_each(|hook| self.storm_with(hook, rate, seconds))
+    }
+
+    fn storm_with(&self, hook: &str, rate: u64, seconds: u64) -> anyhow::Result<()> {
+        let (recording, _) = self.record(&["--hook", hook, "-i", "512KiB", "--max-overhead", "none"])?;
         let before = cpu_seconds(recording.0.id())?;
         let (longs, took) = self.short_lives(rate, rate * seconds)?;
         let used = cpu_seconds(recording.0.id())? - before;
@@ -187,7 +233,7 @@ impl Bench {
         let mut seen: HashSet<u64> = sampled(&profile, "long-lived")?;
         let found = longs.iter().filter(|pid| seen.remove(pid)).count();
         println!(
-            "storm: {} processes in {took:.1} s ({:.0}/s): daemon {:.1} % of a core; of {} that lived 150 ms, {found} were \
+            "storm, --hook {hook}: {} processes in {took:.1} s ({:.0}/s): daemon {:.1} % of a core; of {} that lived 150 ms, {found} were \
              seen allocating in their last 50 ms; host events lost {}",
             rate * seconds,
             (rate * seconds) as f64 / took,
@@ -245,10 +291,26 @@ fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     Ok((ticks(11) + ticks(12)) / 100.0)
 }
 
+/// A number of `/proc/PID/status`.
+fn status(pid: u32, name: &str) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.and_then(|value| value.split_whitespace().next()?.parse().ok()).with_context(|| format!("no {name}"))
+}
+
+/// Resident memory of a process, bytes.
+fn resident(pid: u32) -> anyhow::Result<u64> {
+    Ok(status(pid, "VmRSS")? * 1024)
+}
+
+/// How often the first thread of a process has waited so far.
+fn wake_ups(pid: u32) -> anyhow::Result<u64> {
+    status(pid, "voluntary_ctxt_switches")
+}
+
 fn memory(pid: u32) -> anyhow::Result<Memory> {
     let kib = |text: &str| text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let daemon = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).map_or(0, kib) * 1024;
+    let daemon = status(pid, "RssAnon")? * 1024;
     let mut maps = 0;
     for entry in fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fdinfo"))? {
         let text = entry.and_then(|entry| fs::read_to_string(entry.path())).unwrap_or_default();

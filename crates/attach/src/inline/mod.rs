@@ -375,6 +375,19 @@ impl InlineHooks {
         (service, refused)
     }
 
+    /// Returns the work of reading files that will most likely be hooked, for any thread. Without it, they are read when
+    /// the first process is prepared.
+    pub fn read_ahead(&self, files: Vec<(String, Arc<File>)>, table: Table) -> Box<dyn FnOnce() + Send> {
+        let preparation = Arc::clone(&self.preparation);
+        Box::new(move || {
+            let mut preparation = preparation.lock().unwrap_or_else(PoisonError::into_inner);
+            for (path, file) in files {
+                // What is wrong with a file is reported when it is to be hooked.
+                let _ = preparation.files.functions((&path, &*file), &table);
+            }
+        })
+    }
+
     /// Everything except the jumps for an allocator in a process; `None` if another thread is still preparing it.
     /// `add_sites` adds sites and returns the index of the first.
     fn ready(

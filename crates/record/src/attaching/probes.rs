@@ -40,6 +40,10 @@ use crate::plan::Targets;
 /// Time between checks of modules that other threads are still examining, or that wait to be hooked inline. Their
 /// allocations are not seen before that.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// The same for modules that were mapped recently. Examining and hooking one takes three or more checks.
+const LOOK_SOON_AFTER: Duration = Duration::from_millis(1);
+/// For how long a module was mapped recently, ns.
+const RECENT_NS: u64 = 50_000_000;
 
 /// Time between checks of processes that are about to wait at their entry point.
 const LOOK_AT_HELD_AFTER: Duration = Duration::from_micros(500);
@@ -307,7 +311,10 @@ impl Attaching {
             return Some(LOOK_AT_HELD_AFTER);
         }
         let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
-        let now = waits.then_some(LOOK_AGAIN_AFTER);
+        let began = |under_way: &UnderWay| under_way.began.map(|began| began.at_ns);
+        let since_ns = self.under_way.iter().filter_map(began).max();
+        let is_recent = since_ns.is_some_and(|since_ns| monotonic_ns().saturating_sub(since_ns) < RECENT_NS);
+        let now = waits.then_some(if is_recent { LOOK_SOON_AFTER } else { LOOK_AGAIN_AFTER });
         now.into_iter().chain(self.objects.until_look()).chain(self.others.until_look(monotonic_ns())).min()
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -92,6 +94,10 @@ impl Attaching {
         }
         let mut without = Vec::new();
         for process in &running {
+            // It is hooked once it is busy.
+            if !self.gets_place(process.pid, 0) {
+                continue;
+            }
             let is_hooked = self.hook_running(host, process.pid);
             self.check_custom()?;
             if !is_hooked && self.targets.named_alive.contains(&process.pid) {
@@ -231,20 +237,40 @@ impl Attaching {
     /// Attaches to the allocators that a command will most likely use, before it maps them.
     fn hook_before_exec(&mut self, targets: &Targets, pid: u32) -> anyhow::Result<()> {
         let program = targets.command.first().and_then(|word| find_program(word));
-        for path in expected(&targets.command) {
+        let open = |path: PathBuf| File::open(&path).ok().map(|file| (path, Arc::new(file)));
+        let files: Vec<(PathBuf, Arc<File>)> = expected(&targets.command).into_iter().filter_map(open).collect();
+        let named = |(path, file): &(PathBuf, Arc<File>)| (path.to_string_lossy().into_owned(), Arc::clone(file));
+        self.hooks.files.examine_all(files.iter().map(named).collect());
+        let (mut keys, mut hookable) = (Vec::new(), Vec::new());
+        for (path, file) in files {
             let is_program = program.as_deref() == Some(&*path);
-            let Ok(file) = File::open(&path) else { continue };
             let path = path.to_string_lossy().into_owned();
-            match self.hooks.files.examine(&path, &Arc::new(file)) {
+            match self.hooks.files.examine(&path, &file) {
                 Ok((key, true)) if self.hooks.files.announces(key) => {}
-                Ok((key, true)) => match self.link(key, self.link_for(pid)) {
-                    Err(error @ HookError::MustBeShared { .. }) => self.refuse(error.to_string()),
-                    hooked => drop(hooked?),
-                },
+                Ok((key, true)) => {
+                    keys.push(key);
+                    hookable.push((path, file));
+                }
                 Ok((key, false)) if is_program => self.explain(key, &path, pid),
                 _ => {}
             }
         }
+        let table = self.hooks.files.table().clone();
+        let read = self.inline.as_ref().map(|inline| inline.read_ahead(hookable, table));
+        std::thread::scope(|scope| {
+            // Meanwhile, because the kernel takes long for links.
+            let reading = read.and_then(|read| Builder::new().spawn_scoped(scope, read).ok());
+            let linked = keys.into_iter().try_for_each(|key| match self.link(key, self.link_for(pid)) {
+                Err(error @ HookError::MustBeShared { .. }) => {
+                    self.refuse(error.to_string());
+                    Ok(())
+                }
+                hooked => hooked.map(drop),
+            });
+            // If it panics, that is reported when the file is to be hooked.
+            let _ = reading.map(ScopedJoinHandle::join);
+            linked
+        })?;
         Ok(())
     }
 

@@ -97,11 +97,13 @@ struct Awaited {
     since: Instant,
     /// Its CPU time at that moment, ns.
     cpu_ns: u64,
+    /// Whether it has one of the places for processes that are counted.
+    has_place: bool,
 }
 
 impl Awaited {
     fn now(pid: u32) -> Self {
-        Self { since: Instant::now(), cpu_ns: Spent::of_living(pid).unwrap_or(0) }
+        Self { since: Instant::now(), cpu_ns: Spent::of_living(pid).unwrap_or(0), has_place: false }
     }
 }
 
@@ -419,7 +421,8 @@ impl Attaching {
     /// Makes room for a busy process that is to be hooked: if there is none, lets the process go that has been idle
     /// longest. One that is being prepared has a place. `None` if there is still no room.
     pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
-        let is_full = |activity: &&Activity| !activity.is_being_prepared(busy) && !activity.has_place();
+        let promised = places_of(&self.members.awaited);
+        let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, promised);
         let Some(activity) = self.activity.as_ref().filter(is_full) else { return Some(Place::Free) };
         let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process))?;
         if self.let_go(idlest) {
@@ -482,10 +485,21 @@ impl Attaching {
         }
     }
 
-    /// Takes in named processes whose loader is done.
+    /// Whether a process that is to be taken in has a place or gets one. Processes that are given by their PID need
+    /// none, nor do their descendants if there are no other targets. `promised`: places of others that are about to be
+    /// taken in.
+    pub(super) fn gets_place(&self, pid: u32, promised: usize) -> bool {
+        let is_free = |activity: &Activity| activity.has_place(pid, promised);
+        self.targets.named_alive.contains(&pid) || self.activity.as_ref().is_none_or(is_free)
+    }
+
+    /// Takes in named processes whose loader is done. One for which there is no place runs on, and is hooked once it is
+    /// busy.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
         let begun = Instant::now();
-        for (pid, awaited) in std::mem::take(&mut self.members.awaited) {
+        let members = std::mem::take(&mut self.members.awaited);
+        let mut promised = places_of(&members);
+        for (pid, mut awaited) in members {
             if begun.elapsed() > OF_A_TURN && !self.is_held(pid) {
                 self.members.awaited.insert(pid, awaited);
                 continue;
@@ -497,9 +511,19 @@ impl Attaching {
             }
             let used_ns = Spent::of_living(pid);
             let is_over = self.is_over() || !is_alive(pid);
-            if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid).may_come()) {
+            let is_due = is_over || self.is_member_due(pid, since);
+            if is_due && !is_over && !awaited.has_place {
+                if !self.gets_place(pid, promised) {
+                    self.members.held.remove(&pid);
+                    continue;
+                }
+                awaited.has_place = true;
+                promised += 1;
+            }
+            if !is_due || !is_over && self.take_in(host, pid).may_come() {
                 self.members.awaited.insert(pid, awaited);
             } else {
+                promised -= usize::from(awaited.has_place);
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
                 if is_late {
                     self.note_taken_in_late(pid, awaited, used_ns);
@@ -569,6 +593,7 @@ impl Attaching {
             return TakenIn::Not(why);
         }
         self.members.taken.insert(pid, generation);
+        self.activity.iter_mut().for_each(|activity| activity.took_in(pid));
         let is_whole = self.is_whole(pid);
         // Links of its own do not count here: they may still be those of the previous program, and about to be
         // released.
@@ -614,6 +639,11 @@ impl Attaching {
             let _ = self.control.add_target(pid, CountedBy::OwnLinks);
         }
     }
+}
+
+/// Number of these processes that have a place.
+fn places_of(awaited: &HashMap<u32, Awaited>) -> usize {
+    awaited.values().filter(|awaited| awaited.has_place).count()
 }
 
 /// CPU time of a process's first thread, ns (`/proc/PID/schedstat`).

@@ -3,7 +3,7 @@
 //! the one that has been idle longest makes room. Pure.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use heapbpf_attach::inline::attempts::Attempts;
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
@@ -178,6 +178,8 @@ pub struct Activity {
     processors: f64,
     /// Number of processes that may be hooked at the same time.
     places: usize,
+    /// Processes that were taken in since the last check, which shows how they are counted.
+    taken_in: HashSet<u32>,
     /// A process that used less CPU time in the recording is not hooked, ns.
     least_ns: u64,
     looked_ns: u64,
@@ -198,6 +200,7 @@ impl Activity {
             saved_ns: MOST_SAVED_NS,
             processors: processors as f64,
             places: MOST_AT_ONCE,
+            taken_in: HashSet::new(),
             least_ns: if are_named { 1 } else { LEAST_CPU_NS },
             looked_ns: 0,
             pause_ns: SHORTEST_PAUSE_NS,
@@ -232,6 +235,7 @@ impl Activity {
         let is_first = self.looked_ns == 0;
         let passed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
+        self.taken_in.clear();
         if !is_first {
             self.saved_ns = (self.saved_ns + passed_ns as f64 * self.processors * SHARE).min(MOST_SAVED_NS);
         }
@@ -334,10 +338,18 @@ impl Activity {
         standing == Some(Standing::Uncounted) || self.is_being_prepared(process)
     }
 
-    /// Whether another process may be hooked.
-    pub fn has_place(&self) -> bool {
-        let has_one = |it: &&Known| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
-        self.processes.values().filter(has_one).count() < self.places
+    /// Whether a process has a place already, or one is left for it. `promised`: number of places that further
+    /// processes have, which are about to be taken in.
+    pub fn has_place(&self, pid: u32, promised: usize) -> bool {
+        let has_one = |it: &Known| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
+        let known = self.processes.iter().filter(|(_, it)| has_one(it)).map(|(process, _)| process.tgid);
+        let taken: HashSet<u32> = known.chain(self.taken_in.iter().copied()).collect();
+        taken.contains(&pid) || taken.len() + promised < self.places
+    }
+
+    /// Notes that a process was taken in: it has a place, whether or not a check has seen it.
+    pub fn took_in(&mut self, pid: u32) {
+        self.taken_in.insert(pid);
     }
 
     /// The process to let go so that a busy one can be hooked: of those that `may_go`, the one that has been idle
@@ -855,11 +867,24 @@ mod tests {
         let mut activity = Activity::new(2, 1, false).with_places(2);
         look(&mut activity, &[], 100);
         let due = look(&mut activity, &[(1, 5), (2, 5), (3, 5)], 200);
-        assert_eq!((due.len(), activity.has_place()), (3, true));
+        assert_eq!((due.len(), has_another(&activity)), (3, true));
         due[..2].iter().for_each(|tgid| activity.counted(process(*tgid), None));
-        assert!(!activity.has_place());
+        assert!(!has_another(&activity) && activity.has_place(due[0], 0), "it has one");
         look(&mut activity, &[(due[1], 5), (3, 5)], 300);
-        assert!(activity.has_place(), "one has ended");
+        assert!(has_another(&activity), "one has ended");
+    }
+
+    #[test]
+    fn who_is_taken_in_between_checks_has_a_place_once() {
+        let mut activity = Activity::new(2, 1, true).with_places(3);
+        [1, 2].iter().for_each(|pid| activity.took_in(*pid));
+        assert!(has_another(&activity) && !activity.has_place(3, 1), "the third place is promised");
+        assert!(activity.has_place(2, 1), "it has one");
+        let threads = [1, 2].map(|tgid| LivingThread { process: process(tgid), memory_users: 1, cpu_ns: MS });
+        activity.look(&threads, 100 * MS, |process| process.tgid == 1, |_| true);
+        assert!(activity.has_place(4, 1) && !activity.has_place(4, 2), "the second one is not counted");
+        [1, 3].iter().for_each(|pid| activity.took_in(*pid));
+        assert!(has_another(&activity), "the first one has one place");
     }
 
     /// The first two of these processes are hooked and fill all places. The third one waits.
@@ -869,8 +894,13 @@ mod tests {
         let [first, second, third] = cpu_ms;
         look(&mut activity, &[(1, first), (2, second), (3, third)], 200);
         [1, 2].iter().for_each(|tgid| activity.counted(process(*tgid), None));
-        assert!(!activity.has_place());
+        assert!(!has_another(&activity));
         activity
+    }
+
+    /// Whether a process without a place gets one.
+    fn has_another(activity: &Activity) -> bool {
+        activity.has_place(99, 0)
     }
 
     fn idlest(activity: &Activity, now_ms: u64) -> Option<u32> {
@@ -900,7 +930,7 @@ mod tests {
         look(&mut activity, &[], 100);
         assert_eq!(look(&mut activity, &[(1, 50), (3, 20)], 200), [1, 3]);
         assert!(activity.prepares(process(1), 200 * MS) && activity.is_being_prepared(process(1)));
-        assert!(!activity.has_place() && activity.awaits_hooks(process(1)));
+        assert!(!has_another(&activity) && activity.awaits_hooks(process(1)));
         // A check finds the first of its allocators hooked.
         let threads = [(1, 60), (3, 50)].map(|(tgid, ms)| (process(tgid), ms * MS));
         let threads = threads.map(|(process, cpu_ns)| LivingThread { process, memory_users: 1, cpu_ns });
@@ -910,7 +940,7 @@ mod tests {
         activity.counted(process(1), Some(70 * MS));
         look(&mut activity, &[(1, 90), (3, 80)], 40_100);
         assert_eq!(activity.of(process(1)), Some(CpuTime { all_ns: 90 * MS, counted_ns: 20 * MS }));
-        assert!(!activity.has_place() && !activity.awaits_hooks(process(1)));
+        assert!(!has_another(&activity) && !activity.awaits_hooks(process(1)));
     }
 
     #[test]
@@ -921,11 +951,11 @@ mod tests {
         assert!(activity.prepares(process(1), 200 * MS) && activity.prepares(process(1), 300 * MS));
         assert!(!activity.prepares(process(1), 200 * MS + PREPARED_WITHIN_NS), "it takes too long");
         activity.pass_over(process(1), 20_000 * MS);
-        assert!(activity.has_place() && activity.awaits_hooks(process(1)));
+        assert!(has_another(&activity) && activity.awaits_hooks(process(1)));
         assert!(activity.prepares(process(1), 40_000 * MS) && activity.prepares(process(2), 40_000 * MS));
         activity.postponed(process(2), 40_000 * MS);
         activity.given_up(process(1));
-        assert!(activity.has_place() && !activity.awaits_hooks(process(1)) && activity.awaits_hooks(process(2)));
+        assert!(has_another(&activity) && !activity.awaits_hooks(process(1)) && activity.awaits_hooks(process(2)));
         assert!(!activity.prepares(process(7), 40_000 * MS), "it has ended");
     }
 

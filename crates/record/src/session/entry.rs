@@ -1,9 +1,13 @@
 //! Hooks a `-- COMMAND` inline: at its entry point, where its libraries are mapped. Until then, probes count its calls.
 
+use std::sync::Arc;
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use heapbpf_attach::inline::forbidden;
 use heapbpf_host::process::ProcessInfo;
+use heapbpf_kernel::KernelError;
+use heapbpf_kernel::exec_watch::{ExecRing, ExecWatch};
 use heapbpf_remote::{NotHeld, Waiting};
 use sampler_ebpf::abi::LiveValue;
 
@@ -20,9 +24,23 @@ impl Session {
     /// Hooks a command inline that was just executed, and lets it continue. If hooking is not possible, its probes
     /// stay.
     pub(super) fn hook_command(&mut self, pid: u32, held: Result<Waiting, NotHeld>) {
+        let (programs, may_watch) = (Arc::clone(&self.attaching.programs), self.may_watch_execs());
+        let make_ring = || programs.exec_ring();
+        let (ring, hooked) = std::thread::scope(|scope| {
+            // Meanwhile, because the kernel takes a grace period for it.
+            let ring = may_watch.then(|| Builder::new().spawn_scoped(scope, make_ring).ok()).flatten();
+            let hooked = match &held {
+                Ok(waiting) => self.hook_waiting(pid, waiting),
+                Err(why) => Err(why.to_string()),
+            };
+            (ring.map(ScopedJoinHandle::join), hooked)
+        });
         // It may execute other programs as soon as it continues.
-        self.watch_execs();
-        let hooked = held.map_err(|why| why.to_string()).and_then(|waiting| self.hook_waiting(pid, &waiting));
+        match ring {
+            Some(Ok(ring)) => self.watch_execs_in(ring),
+            _ => self.watch_execs(),
+        }
+        drop(held);
         self.attaching.held = None;
         if let Err(why) = hooked {
             self.attaching.stays_probed(pid, &why);
@@ -31,11 +49,20 @@ impl Session {
 
     /// From now on, makes targets that execute a program wait at its entry point.
     pub(super) fn watch_execs(&mut self) {
-        // Programs of a whole host are hooked when they become active.
-        if !self.attaching.takes_in() || self.attaching.execs.is_some() || self.plan.targets.are_all() {
-            return;
+        if self.may_watch_execs() {
+            let ring = self.attaching.programs.exec_ring();
+            self.watch_execs_in(ring);
         }
-        match self.attaching.programs.watch_execs(|pid| forbidden::check(pid).is_ok(), HELD_AT_MOST) {
+    }
+
+    /// Whether execs are to be watched, and are not yet. Programs of a whole host are hooked when they become active.
+    fn may_watch_execs(&self) -> bool {
+        self.attaching.takes_in() && self.attaching.execs.is_none() && !self.plan.targets.are_all()
+    }
+
+    fn watch_execs_in(&mut self, ring: Result<ExecRing, KernelError>) {
+        let may_wait = |pid| forbidden::check(pid).is_ok();
+        match ring.and_then(|ring| ExecWatch::start(ring, may_wait, HELD_AT_MOST)) {
             Ok(watch) => self.attaching.execs = Some(watch),
             Err(error) => log::warn!("the first calls of programs that targets execute may be missing: {error}"),
         }

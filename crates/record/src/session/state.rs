@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::Builder;
 
 use anyhow::{Context, bail};
 use heapbpf_attach::files::Sources;
@@ -141,12 +142,12 @@ impl Session {
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
         let guardian = Guardian::started(links_need_admin(kernel.link));
-        load_ahead(&loader, &plan);
+        let options = HostOptions { max_open_files: module_files(), ..HostOptions::default() };
+        let host = load_ahead(&loader, &plan, || Host::start(options));
         let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
         let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
-        let host = Host::start(HostOptions { max_open_files: module_files(), ..HostOptions::default() })?;
         let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
@@ -183,7 +184,7 @@ impl Session {
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
             worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
-            host,
+            host: host?,
             process_events: Vec::new(),
             lives: Lives::default(),
             exited: ExitedProcesses::default(),
@@ -297,14 +298,21 @@ fn when_probes_are_loaded(plan: &RecordPlan) -> When {
     }
 }
 
-/// Loads in parallel what this recording will most likely need.
-fn load_ahead(loader: &Loader, plan: &RecordPlan) {
+/// Loads in parallel what this recording will most likely need. Returns the result of `meanwhile`, which runs at the
+/// same time on this thread.
+fn load_ahead<T>(loader: &Loader, plan: &RecordPlan, meanwhile: impl FnOnce() -> T) -> T {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
     let mut wanted = Programs::wanted(kind, live, when_probes_are_loaded(plan));
     if plan.hooks_inline() {
         wanted.extend(InlinePrograms::wanted(kind));
     }
-    loader.load_ahead(&wanted);
+    let load = || loader.load_ahead(&wanted);
+    std::thread::scope(|scope| {
+        if Builder::new().spawn_scoped(scope, load).is_err() {
+            load();
+        }
+        meanwhile()
+    })
 }
 
 /// Loads the programs of inline hooks. If that fails and the user did not ask for inline hooks, the recording uses

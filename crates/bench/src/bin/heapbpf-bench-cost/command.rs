@@ -16,7 +16,7 @@ use super::pinned::Library;
 
 const PAIRS: u64 = 300_000;
 
-/// Measures and prints a malloc/free pair under the command, for several options.
+/// Measures and prints a malloc/free pair under the command with `--hook probe`, for several options.
 pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
     let allocator = Allocator::of_process(workload.pid())?;
@@ -38,7 +38,8 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
                 Ok(spent.cpu_ns as f64 / (PAIRS / 2) as f64)
             };
             let before = at_baseline(&mut workload)?;
-            let mut running = start(heapbpf, pid, arguments)?;
+            let arguments = [&["--hook", "probe"][..], *arguments].concat();
+            let mut running = start(heapbpf, pid, &arguments)?;
             let spent = workload.run(PAIRS, options.size)?;
             stop(&mut running)?;
             let after = at_baseline(&mut workload)?;
@@ -46,7 +47,7 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
             to_baseline.push(spent.cpu_ns as f64 / PAIRS as f64 / (0.5 * (before + after)));
         }
     }
-    println!("\n{:<32} {:>9}            of the baseline [quartiles]", "the command, per pair", "ns");
+    println!("\n{:<32} {:>9}            of the baseline [quartiles]", "--hook probe, per pair", "ns");
     for (arguments, ns, to_baseline) in &rows {
         println!("{:<32} {:>9.1}            {}", arguments.join(" "), median(ns), spread(to_baseline));
     }
@@ -60,22 +61,28 @@ const DAEMON_SIZE: u64 = 1024;
 /// Time that the idle daemon is observed.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Measures and prints the CPU time, memory and wake-ups of the daemon, busy and idle.
+/// Measures and prints the CPU time, memory and wake-ups of the daemon, busy and idle, for each way to count calls.
 pub fn daemon(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
+    // Inline hooks slow the loop down much less.
+    daemon_of(options, library, heapbpf, ("inline", 20 * DAEMON_PAIRS))?;
+    daemon_of(options, library, heapbpf, ("probe", DAEMON_PAIRS))
+}
+
+fn daemon_of(options: &Options, library: &Library, heapbpf: &Path, (hook, pairs): (&str, u64)) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
-    let mut running = start(heapbpf, workload.pid(), &["-i", "512KiB"])?;
+    let mut running = start(heapbpf, workload.pid(), &["--hook", hook, "-i", "512KiB"])?;
     // The first samples make the daemon load the tables of the files.
-    workload.run(DAEMON_PAIRS / 8, DAEMON_SIZE)?;
+    workload.run(pairs / 8, DAEMON_SIZE)?;
     let before = Process::read(running.id())?;
     std::thread::sleep(QUIET);
     let quiet = Process::read(running.id())?;
-    let spent = workload.run(DAEMON_PAIRS, DAEMON_SIZE)?;
+    let spent = workload.run(pairs, DAEMON_SIZE)?;
     let busy = Process::read(running.id())?;
     stop(&mut running)?;
     let seconds = spent.wall_ns as f64 * 1e-9;
-    let rate = DAEMON_PAIRS as f64 / seconds;
+    let rate = pairs as f64 / seconds;
     println!(
-        "\nthe daemon at {:.0} allocations of {DAEMON_SIZE} bytes a second, 512 KiB: {:.2} % of a core ({:.2} % per million a \
+        "\nthe daemon, --hook {hook}, at {:.0} allocations of {DAEMON_SIZE} bytes a second, 512 KiB: {:.2} % of a core ({:.2} % per million a \
          second), {:.1} MiB; quiet: {:.1} wake-ups a second, {:.2} % of a core",
         rate,
         100.0 * (busy.cpu_seconds - quiet.cpu_seconds) / seconds,

@@ -52,6 +52,9 @@ pub struct Options {
     /// Measure what samples take of real programs with inline hooks instead
     #[arg(long)]
     samples: bool,
+    /// Measure what a recording at defaults takes of programs that are at work when it begins instead
+    #[arg(long)]
+    arrival: bool,
     /// Another `heapbpf` to measure beside it with --samples; may be repeated
     #[arg(long)]
     also: Vec<PathBuf>,
@@ -89,6 +92,9 @@ fn main() -> anyhow::Result<()> {
     }
     if let (true, Some(heapbpf)) = (options.samples, &options.heapbpf) {
         return samples::run(&options, heapbpf);
+    }
+    if let (true, Some(heapbpf)) = (options.arrival, &options.heapbpf) {
+        return samples::arrival(&options, heapbpf);
     }
     if let (true, Some(heapbpf)) = (options.inline, &options.heapbpf) {
         return inline::run(&options, &library, heapbpf);

@@ -1,13 +1,17 @@
 //! What samples cost a real program under inline hooks. The program repeats the same work, and sampling is paused in
 //! its memory for every other slice of time. The two slices of a pair are adjacent in time, so that other work on the
 //! machine, which slows programs down for seconds, affects both.
+//!
+//! Also what a whole recording at defaults takes of programs that are at work when it begins.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -64,9 +68,9 @@ fn inserts() -> String {
 struct Running(Child);
 
 impl Running {
-    fn start(work: &Work) -> anyhow::Result<Self> {
+    fn start(work: &Work, output: Stdio) -> anyhow::Result<Self> {
         let mut command = Command::new(work.program);
-        command.args(work.arguments).stdin(Stdio::piped()).stdout(Stdio::null());
+        command.args(work.arguments).stdin(Stdio::piped()).stdout(output);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", work.program))?;
         let (mut input, lines) = (child.stdin.take().context("piped")?, (work.input)());
         // Writes until the program stops reading.
@@ -150,7 +154,7 @@ pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
 }
 
 fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Result<String> {
-    let program = Running::start(work)?;
+    let program = Running::start(work, Stdio::null())?;
     let mut recording = start(heapbpf, program.0.id(), &["--hook", "inline", "--no-follow", "-i", interval])?;
     let (mut ratios, mut each_us, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     let mut measure = || -> anyhow::Result<()> {
@@ -171,4 +175,114 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
     stop(&mut recording)?;
     measured?;
     Ok(format!("{:>9.0}  {:<23}  {}", median(&rates), spread(&ratios), spread(&each_us)))
+}
+
+/// Programs that write something at each turn of their work.
+const AT_WORK: [Work; 4] = [
+    Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: told_inserts },
+    Work {
+        name: "python3",
+        program: "/usr/bin/python3",
+        arguments: &[
+            "-c",
+            "import json\nrow = {'k%d' % i: [i, str(i), i / 3] for i in range(200)}\nwhile True:\n    \
+             json.loads(json.dumps(row))\n    print('x', flush=True)",
+        ],
+        input: String::new,
+    },
+    Work {
+        name: "ruby",
+        program: "/usr/bin/ruby",
+        arguments: &[
+            "-e",
+            "$stdout.sync = true\nrow = (0...200).to_h { |i| [\"k#{i}\", [i, i.to_s, i / 3.0]] }\n\
+             loop { row.map { |k, v| k + v.join(',') }.join(';').split(';'); print 'x' }",
+        ],
+        input: String::new,
+    },
+    Work {
+        name: "octave",
+        program: "/usr/bin/octave-cli",
+        arguments: &[
+            "--quiet",
+            "--no-init-file",
+            "--eval",
+            "while true, x = cell(1, 200); for k = 1:200, x{k} = sprintf('%d', k); end; s = strjoin(x, ','); \
+             puts('x'); fflush(stdout); end",
+        ],
+        input: String::new,
+    },
+];
+
+/// SQL that leaves the database as it was, and says so.
+fn told_inserts() -> String {
+    rows(200) + "DROP TABLE items;\n.print x\n"
+}
+
+/// How long a program is watched before and after a recording, and during one after its first second.
+const WATCHED: Duration = Duration::from_secs(3);
+
+/// A program whose turns are counted.
+struct Counted {
+    program: Running,
+    /// What it has written, bytes.
+    written: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn start(work: &Work) -> anyhow::Result<Self> {
+        let mut program = Running::start(work, Stdio::piped())?;
+        let mut output = program.0.stdout.take().context("piped")?;
+        let written = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&written);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut bytes) {
+                counted.fetch_add(length as u64, Ordering::Relaxed);
+            }
+        });
+        while written.load(Ordering::Relaxed) == 0 {
+            anyhow::ensure!(program.0.try_wait()?.is_none(), "{} has ended", work.name);
+            std::thread::sleep(BETWEEN);
+        }
+        std::thread::sleep(WARM_UP);
+        Ok(Self { program, written })
+    }
+
+    /// CPU time for what the program does at each turn, during the next `time`, ns per byte that it writes.
+    fn cost(&self, time: Duration) -> anyhow::Result<f64> {
+        let now = || -> anyhow::Result<(f64, f64)> {
+            let cpu_ns = cpu_time::of_process(self.program.0.id()).context("it has ended")? * 1e9;
+            Ok((cpu_ns, self.written.load(Ordering::Relaxed) as f64))
+        };
+        let (cpu_ns, written) = now()?;
+        std::thread::sleep(time);
+        let (later_ns, later) = now()?;
+        Ok((later_ns - cpu_ns) / (later - written))
+    }
+}
+
+/// Measures and prints what `--pid` at defaults takes of programs, from its start on.
+pub fn arrival(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
+    const FIRST: Duration = Duration::from_secs(1);
+    println!("\n{:<12} {:<25} later (wanted: at most 1.03)", "--pid", "first second, of bare");
+    for work in AT_WORK.iter().filter(|work| Path::new(work.program).exists()) {
+        let program = Counted::start(work)?;
+        let (mut first, mut later) = (Vec::new(), Vec::new());
+        for _ in 0..options.rounds.div_ceil(8) {
+            let before = program.cost(WATCHED)?;
+            let folder = tempfile::tempdir()?;
+            let mut command = Command::new(heapbpf);
+            command.args(["--quiet", "--pid", &program.program.0.id().to_string(), "-o"]);
+            let mut recording = command.arg(folder.path().join("profile.json")).stderr(Stdio::null()).spawn()?;
+            let recorded = [program.cost(FIRST)?, program.cost(WATCHED)?];
+            stop(&mut recording)?;
+            std::thread::sleep(WARM_UP);
+            let bare = 0.5 * (before + program.cost(WATCHED)?);
+            first.push(recorded[0] / bare);
+            later.push(recorded[1] / bare);
+        }
+        println!("{:<12} {:<25} {}", work.name, spread(&first), spread(&later));
+    }
+    Ok(())
 }

@@ -154,7 +154,8 @@ fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
             eprintln!("round {} of {}: {} done", round + 1, options.rounds, workload.name);
         }
     }
-    let text = format!("{}\n\n{}", machine(options.rounds), results.markdown(&peers, &workloads));
+    let (machine, table) = (machine(options.rounds), results.markdown(&peers, &workloads));
+    let text = format!("{machine} heapbpf runs with `--hook probe`.\n\n{table}");
     println!("{text}\n{}", targets(&results));
     write(options, "peers", &format!("{text}\n{}", targets(&results)))
 }

@@ -1,4 +1,5 @@
-//! Real programs under `--all --max-overhead none`, compared with the cost that their allocation rate predicts.
+//! Real programs under `--hook probe --all --max-overhead none`, compared with the cost that their allocation rate
+//! predicts.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -35,9 +36,9 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
         figures(baseline.allocation),
         figures(baseline.free)
     );
-    text += "| program | CPU time, s | allocation calls | frees | no-op probes alone | under heapbpf `--all --max-overhead \
-             none` | what it adds, of what no-op probes add [quartiles] | predicted, at most | of what was predicted | with \
-             `--no-live` |\n|---|---|---|---|---|---|---|---|---|---|\n";
+    text += "| program | CPU time, s | allocation calls | frees | no-op probes alone | under heapbpf `--hook probe \
+             --all --max-overhead none` | what it adds, of what no-op probes add [quartiles] | predicted, at most | of \
+             what was predicted | with `--no-live` |\n|---|---|---|---|---|---|---|---|---|---|\n";
     let wanted = |workload: &&Workload| {
         workload.protocol == Protocol::ToEnd && super::is_wanted(workload.name, &options.workloads)
     };

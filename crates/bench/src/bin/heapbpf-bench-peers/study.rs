@@ -35,8 +35,9 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     }
     let bare = median(bare).context("rounds")?;
     let mut text = format!(
-        "{} sqlite3 fills a table with {} rows; errors are of allocated bytes against a recording of every allocation, of \
-         stacks with at least {:.0} % of all bytes: the mean of |estimate − truth| / truth.\n\n\
+        "{} sqlite3 fills a table with {} rows, under `--hook probe`; errors are of allocated bytes against a \
+         recording of every allocation, of stacks with at least {:.0} % of all bytes: the mean of \
+         |estimate − truth| / truth.\n\n\
          | R, bytes | samples | slow-down | error of a stack | error of the total |\n|---|---|---|---|---|\n",
         super::machine(options.rounds),
         workload.slow,
