@@ -416,7 +416,8 @@ fn planned(path: &str, file: &File, how: (&KernelRules, &Table, Sources)) -> Exa
         return ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing };
     }
     let Examination { plan, runtime, objects } = examine_avoiding(file, path, rules, table, &BTreeSet::new());
-    let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
+    let has_none =
+        matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::Alone { .. } | AttachError::StaticStripped));
     if has_none
         && sources == Sources::AllocatorsOrAnnouncements
         && let Ok(Some(announced)) = announced(file, rules)

@@ -65,6 +65,13 @@ impl<'d> DynamicNames<'d> {
         let symbol = self.symbols.get(symbol).filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF)?;
         Some(symbol.st_value(LE))
     }
+
+    /// Returns the names of the symbols that the file does not define, as far as they are well-formed.
+    pub fn undefined(&self) -> impl Iterator<Item = &'d str> {
+        let strings = self.strings;
+        let undefined = self.symbols.iter().filter(|symbol| symbol.st_shndx(LE) == elf::SHN_UNDEF);
+        undefined.filter_map(move |symbol| text_at(strings, symbol.st_name(LE) as usize))
+    }
 }
 
 impl Elf {

@@ -38,10 +38,28 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     rough(pid).map(|resident| resident.undivided_bytes)
 }
 
+/// The same, with what is swapped out.
+pub fn private_bytes(pid: u32) -> Option<u64> {
+    rough(pid).map(|resident| resident.undivided_bytes.saturating_add(resident.swapped_bytes))
+}
+
 /// The kernel's own sums of the memory of a process. `None` if it has no memory, like a kernel thread, or if they
 /// cannot be read.
 pub fn rough(pid: u32) -> Option<Resident> {
     sums_in(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// The sums that are quickest to read: all resident memory of a process, and of it what is private and anonymous, in
+/// bytes. `None` if they cannot be read.
+pub fn total_and_anonymous_bytes(pid: u32) -> Option<(u64, u64)> {
+    totals_in(&std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?, procfs::page_size())
+}
+
+/// Parses `size resident shared …`, in pages (proc_pid_statm(5)). Shared pages are those of files and shared memory.
+fn totals_in(statm: &str, page_bytes: u64) -> Option<(u64, u64)> {
+    let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse::<u64>().ok());
+    let (resident, shared) = (fields.next()??, fields.next()??);
+    Some((resident.saturating_mul(page_bytes), resident.saturating_sub(shared).saturating_mul(page_bytes)))
 }
 
 fn sums_in(status: &[u8]) -> Option<Resident> {
@@ -425,6 +443,9 @@ Rss:                   4 kB
         let sums = sums_in(status).expect("sums");
         assert_eq!((sums.total_bytes(), sums.undivided_bytes, sums.swapped_bytes), (9 << 10, 4 << 10, 7 << 10));
         assert_eq!((sums_in(b"Name:\tkthreadd\n"), sums_in(b"RssAnon:\t-1 kB\n"), rough(2)), (None, None, None));
+        assert_eq!(totals_in("90 10 4 1 0 8 0\n", 4096), Some((10 << 12, 6 << 12)));
+        assert_eq!(["", "90 10", "90 10 x", "90 -1 4"].map(|text| totals_in(text, 4096)), [None; 4]);
+        assert!(total_and_anonymous_bytes(std::process::id()).is_some_and(|(all, anonymous)| all > anonymous));
     }
 
     /// The parts of ten processes add up exactly to what the same read of their mappings says.
@@ -451,7 +472,7 @@ Rss:                   4 kB
         let block = vec![1_u8; 256 << 10];
         let found = of(pid, start_ns, vec![block.as_ptr() as u64], &[]).expect("our own mappings can be read");
         assert!(found.heap_bytes >= block.len() as u64 && found.files_bytes > 0 && found.stacks_bytes > 0, "{found:?}");
-        assert!(anonymous_bytes(pid).is_some_and(|bytes| bytes >= block.len() as u64));
+        assert!([anonymous_bytes, private_bytes].iter().all(|of| of(pid) >= Some(block.len() as u64)));
         assert_eq!(of(pid, start_ns + 10_000_000_000, Vec::new(), &[]), None, "another process");
     }
 }

@@ -221,6 +221,38 @@ impl<'a> CallGraph<'a> {
         self.starts.range(start..end).next().is_some()
     }
 
+    /// Whether calls and jumps of `function` lead to code for which `is_hooked` holds, over at most `most` functions in
+    /// between. Code for which `is_passed_over` holds is not followed.
+    #[must_use]
+    pub fn leads_to(
+        &self,
+        function: Extent,
+        most: usize,
+        is_hooked: &dyn Fn(u64) -> bool,
+        is_passed_over: &dyn Fn(u64) -> bool,
+    ) -> bool {
+        let mut seen = BTreeSet::from([function.start]);
+        let mut open = vec![function];
+        for _ in 0..=most {
+            let mut next = Vec::new();
+            for edge in open.iter().flat_map(|extent| self.out_of(*extent)) {
+                let to = self.resolve(edge.to);
+                if is_hooked(to) {
+                    return true;
+                }
+                if !self.is_import(to)
+                    && let Some(extent) = self.extent_at(to).filter(|extent| !is_passed_over(extent.start))
+                    && seen.len() < HELPERS_MAX
+                    && seen.insert(extent.start)
+                {
+                    next.push(extent);
+                }
+            }
+            open = next;
+        }
+        false
+    }
+
     /// Whether `function` can end in a jump to another function for which `is_hooked` holds, directly or through local
     /// code.
     #[must_use]

@@ -37,6 +37,16 @@ pub enum AttachError {
         /// The function of the other file that it calls.
         to: String,
     },
+    /// The file has no known allocator, but a function with the name of one that allocates, and uses none of another
+    /// file.
+    #[error(
+        "its {function} is of no allocator that heapbpf knows, and the file uses no other file's allocator: what it \
+         allocates is not counted; describe it with --alloc"
+    )]
+    Alone {
+        /// The function.
+        function: String,
+    },
     /// A [`CustomAllocator`](crate::CustomAllocator) for the file names a function that the file does not define.
     #[error("no function {symbol:?} in the file{}", suggestion(.nearest))]
     NoSymbol {

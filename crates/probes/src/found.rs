@@ -1,15 +1,20 @@
 //! The functions of a file to hook, by probes or inline, and messages about others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use heapbpf_audit::{Covered, FileKind, Missing};
 
-use crate::call_graph::Extent;
+use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{FileImage, Symbol};
 use crate::error::AttachError;
 use crate::reentrant::ReentrantCode;
 use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
 use crate::table::{Row, Table};
+
+/// Maximum functions between one that allocates and the hooked one that it gets its blocks from.
+const BETWEEN_MAX: usize = 4;
+/// Functions that report errors, and beginnings of such names: what they allocate is the report.
+const REPORTING: &[&str] = &["__cxa_", "_Unwind_", "_ZSt", "__assert_fail", "__stack_chk_fail", "abort"];
 
 /// Maximum similar names in the message about an unknown one.
 const SUGGESTIONS: usize = 3;
@@ -49,6 +54,46 @@ pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missi
             AttachError::NoAllocator { looked_for: table.names(), stripped }
         }
     }
+}
+
+/// Functions of the file with the name of one that allocates, but of no allocator that is hooked there, and that do not
+/// get their blocks from one, as far as their code shows. `None` if there are none, or if there is too much code to
+/// tell.
+pub(crate) fn not_hooked(
+    image: &FileImage,
+    table: &Table,
+    graph: &CallGraph<'_>,
+    functions: &[(u16, Symbol)],
+    found: &[Found<'_>],
+) -> Option<Missing> {
+    if !image.code_is_whole {
+        return None;
+    }
+    let others = table.unclaimed(image, functions);
+    if others.is_empty() {
+        return None;
+    }
+    let is_reporting = |name: &str| REPORTING.iter().any(|begin| name.starts_with(begin));
+    let reporting: BTreeSet<u64> =
+        image.functions().filter(|function| is_reporting(function.0)).map(|(_, symbol)| symbol.address).collect();
+    let is_imported = |name: &str| !graph.has_function(name) && table.shape_of(name).is_some_and(|it| !it.is_free());
+    let is_hooked = |address: u64| {
+        found.iter().any(|function| function.extent.start == address)
+            || graph.import_behind(address).is_some_and(is_imported)
+    };
+    let is_alone = |symbol: &Symbol| {
+        let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
+        let extent = Extent { start: symbol.address, end: symbol.address.saturating_add(size) };
+        !image.code_between(extent.start, extent.end).is_empty()
+            && !is_hooked(extent.start)
+            && !graph.leads_to(extent, BETWEEN_MAX, &is_hooked, &|address| reporting.contains(&address))
+    };
+    let alone: BTreeSet<&str> = others.iter().filter(|(_, symbol)| is_alone(symbol)).map(|(name, _)| *name).collect();
+    let first = alone.first()?;
+    let more = if alone.len() > 1 { format!(" and {} more", alone.len() - 1) } else { String::new() };
+    let why = "not of an allocator that is hooked, and its code calls none: what it takes from other memory is not \
+               counted; describe it with --alloc";
+    Some(Missing::new(format!("{first}{more}"), why))
 }
 
 /// Calls that may count twice because the ranges of reentrant code do not distinguish them.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
-use heapbpf_elf::Image;
+use heapbpf_elf::{ElfFile, Image, Pieces};
 use sampler_ebpf::abi::{
     FileRanges, ResultLocation, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
     SITE_THROWS, Site,
@@ -15,7 +15,7 @@ use crate::call_graph::{CallGraph, Extent};
 use crate::elf::FileImage;
 use crate::error::AttachError;
 use crate::flow::Target;
-use crate::found::{Found, double_counts, nearest_symbols, once_per_address, why_nothing};
+use crate::found::{Found, double_counts, nearest_symbols, not_hooked, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
 use crate::object_search;
 use crate::object_table::ObjectTable;
@@ -161,13 +161,28 @@ pub fn examine_avoiding(
             if table.has_objects() && image.has_objects() {
                 image.set_objects(object_search::find(&image, file));
             }
-            let plan = plan(&image, rules, table, avoided);
+            let plan = plan(&image, rules, table, avoided).map_err(|why| alone(why, file, &image, table));
             let objects =
                 image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
             Examination { objects: objects.cloned(), runtime: Runtime::of(&image), plan }
         }
         Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
     }
+}
+
+/// If the reason is that a file has no known allocator: that it nevertheless has functions that allocate, if they
+/// cannot get their blocks from another file, because it uses no function that allocates.
+fn alone(why: AttachError, file: &dyn Image, image: &FileImage, table: &Table) -> AttachError {
+    let is_without = matches!(why, AttachError::NoAllocator { .. }) && image.damaged.is_empty();
+    let functions = if is_without { table.unclaimed(image, &[]) } else { Vec::new() };
+    let Some((function, _)) = functions.first() else { return why };
+    let pieces = Pieces::of(file);
+    let Ok(tables) = ElfFile::parse(&pieces) else { return why };
+    let allocates = |name: &str| table.shape_of(name).is_some_and(|shape| !shape.is_free());
+    if tables.dynamic_names().undefined().any(allocates) {
+        return why;
+    }
+    AttachError::Alone { function: (*function).to_owned() }
 }
 
 /// Plans the probes of a file that was already read: which allocator of `table` it has, and which instruction of each
@@ -220,6 +235,7 @@ fn plan(
         return Err(AttachError::PassesOn { to });
     }
     missing.extend(double_counts(image, &reentrant));
+    missing.extend(not_hooked(image, table, &graph, &defined.functions, &found));
     let planning =
         Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);

@@ -407,6 +407,41 @@ fn a_rust_program_s_own_allocator() {
     assert!(matches!(default, Err(AttachError::NoAllocator { .. })), "{default:?}");
 }
 
+/// A function with an allocator's name, beside a known allocator or without one, is named unless it gets its blocks
+/// from a hooked one.
+#[test]
+fn functions_that_allocate_and_are_not_hooked_are_named() {
+    const OWN: &str = "#include <stdlib.h>\n\
+        char heap[4096]; unsigned long used;\n\
+        __attribute__((noinline)) void *_Znwm(unsigned long n) { used += n & 8; return FROM; }\n\
+        __attribute__((noinline)) void *_Znam(unsigned long n) { return _Znwm(n); }\n\
+        MAIN\n";
+    let directory = tempfile::tempdir().unwrap();
+    let main = "int main(int n, char **v) { free(malloc(n)); return _Znwm(n) == _Znam(n); }";
+    for (from, expected) in [("heap + used", &["operator new and 1 more"][..]), ("malloc(n)", &[])] {
+        let source = OWN.replace("FROM", from).replace("MAIN", main);
+        let build = ["cc -O1 -static source.c -o program"];
+        let Some(image) = compiled(directory.path(), "program", &source, &build) else { return };
+        let planned = analyse(&image, &RULES(), &Table::default()).unwrap();
+        assert!(planned.allocator.starts_with("glibc"), "{}", planned.allocator);
+        let named = planned.missing.iter().map(|missing| missing.what.as_str());
+        let named: Vec<&str> = named.filter(|what| what.starts_with("operator new")).collect();
+        assert_eq!(named, expected, "{from}");
+    }
+    for (from, is_alone) in [("heap + used", true), ("malloc(n)", false)] {
+        let source = OWN.replace("FROM", from).replace("MAIN", "");
+        let build = ["cc -O1 -shared -fPIC source.c -o library.so"];
+        if compiled(directory.path(), "library.so", &source, &build).is_none() {
+            return;
+        }
+        let path = directory.path().join("library.so");
+        let file = std::fs::File::open(&path).unwrap();
+        let why = examine(&file, path.to_str().unwrap(), &RULES(), &Table::default()).unwrap_err();
+        assert_eq!(matches!(why, AttachError::Alone { .. }), is_alone, "{why}");
+        assert_eq!(why.misses_nothing(), !is_alone, "{why}");
+    }
+}
+
 /// glibc's reallocarray jumps to the `realloc` that the loader finds first. Allocators that make such calls find their
 /// own function.
 #[test]

@@ -37,11 +37,17 @@ pub enum Runtime {
     Ghc,
     /// memcached's items.
     Memcached,
+    /// Lua: LuaJIT.
+    LuaJit,
+    /// MySQL's and MariaDB's cache of tables.
+    InnoDb,
+    /// Virtual machines: QEMU's system emulators.
+    Qemu,
 }
 
 impl Runtime {
     /// All runtimes.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Java,
         Self::V8,
         Self::Go,
@@ -55,6 +61,9 @@ impl Runtime {
         Self::OCaml,
         Self::Ghc,
         Self::Memcached,
+        Self::LuaJit,
+        Self::InnoDb,
+        Self::Qemu,
     ];
 
     /// The heap that is not included, such as `Java's own heap`.
@@ -74,6 +83,9 @@ impl Runtime {
             Self::OCaml => "OCaml's own heap",
             Self::Ghc => "GHC's own heap (Haskell)",
             Self::Memcached => "memcached's own heap (slabs of items)",
+            Self::LuaJit => "LuaJIT's own heap",
+            Self::InnoDb => "InnoDB's own heap (buffer pool)",
+            Self::Qemu => "QEMU's own heap (memory of the guest)",
         }
     }
 
@@ -112,6 +124,9 @@ impl Runtime {
             }
             Self::Ghc => "its collector gets memory from mmap in large blocks, not per object; `+RTS -hT` shows it",
             Self::Memcached => "items are in slabs of 1 MiB and are not tracked one by one; `stats slabs` shows them",
+            Self::LuaJit => "its objects are not allocated with malloc; `collectgarbage('count')` shows their size",
+            Self::InnoDb => "its pages come from mmap; `SHOW ENGINE INNODB STATUS` shows them",
+            Self::Qemu => "it comes from mmap; the guest's own tools show what it is used for",
         }
     }
 
@@ -154,6 +169,7 @@ impl Runtime {
             "ruby_init" | "rb_gc_start" => Some(Self::Ruby),
             "caml_alloc_string" | "caml_alloc_shr" => Some(Self::OCaml),
             "hs_init_ghc" => Some(Self::Ghc),
+            "luaJIT_setmode" => Some(Self::LuaJit),
             // v8::Isolate::New, and the same function in the bindings for Rust.
             "v8__Isolate__New" => Some(Self::V8),
             name if name.starts_with("_ZN2v87Isolate3New") => Some(Self::V8),
@@ -176,6 +192,8 @@ impl Runtime {
                 "beam.smp" => Some(Self::Erlang),
                 "sbcl" => Some(Self::Sbcl),
                 "memcached" => Some(Self::Memcached),
+                "mariadbd" | "mysqld" => Some(Self::InnoDb),
+                _ if begins("qemu-system") => Some(Self::Qemu),
                 _ if begins("libv8") || begins("libnode") => Some(Self::V8),
                 _ => None,
             }
@@ -217,6 +235,7 @@ mod tests {
             ("ruby_init", Runtime::Ruby),
             ("caml_alloc_string", Runtime::OCaml),
             ("hs_init_ghc", Runtime::Ghc),
+            ("luaJIT_setmode", Runtime::LuaJit),
             ("_ZN2v87Isolate3NewERKNS0_12CreateParamsE", Runtime::V8),
         ] {
             let source = format!("void *{function}(long n) {{ return (void *)n; }}");
@@ -250,6 +269,9 @@ mod tests {
             ("beam.smp", Some(Runtime::Erlang)),
             ("sbcl", Some(Runtime::Sbcl)),
             ("memcached", Some(Runtime::Memcached)),
+            ("mariadbd", Some(Runtime::InnoDb)),
+            ("qemu-system-x86_64", Some(Runtime::Qemu)),
+            ("qemu-x86_64", None),
             ("libv8x.so", None),
             ("python3", None),
             ("chromed", None),

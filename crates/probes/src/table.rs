@@ -229,6 +229,28 @@ impl Table {
         self.markers.contains(symbol) || self.by_symbol.contains_key(symbol)
     }
 
+    /// Functions of `image` that allocate by their name, but are not among `claimed` ones: the name in the table, and
+    /// the symbol, by address. Of a library, only those that it exports.
+    pub(super) fn unclaimed(&self, image: &FileImage, claimed: &[(u16, Symbol)]) -> Vec<(&str, Symbol)> {
+        let claimed: BTreeSet<u64> = claimed.iter().map(|(_, symbol)| symbol.address).collect();
+        let row_of = |name: &str| self.row(*self.by_symbol.get(canonical(name))?.first()?);
+        let allocates = |row: &&Row| !row.is_custom && !row.shape.is_free();
+        let mut found: Vec<(&str, Symbol)> = Vec::new();
+        for (name, symbol) in image.functions() {
+            let is_visible = symbol.exported || image.kind != FileKind::Library;
+            if is_visible
+                && !symbol.indirect
+                && !claimed.contains(&symbol.address)
+                && let Some(row) = row_of(name).filter(allocates)
+            {
+                found.push((row.name.as_str(), *symbol));
+            }
+        }
+        found.sort_by_key(|(_, symbol)| symbol.address);
+        found.dedup_by_key(|(_, symbol)| symbol.address);
+        found
+    }
+
     /// The functions of this table that `image` defines.
     pub(super) fn defined_in(&self, image: &FileImage) -> Defined {
         let mut symbols: HashMap<&str, Vec<Symbol>> = HashMap::new();

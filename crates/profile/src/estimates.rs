@@ -48,6 +48,8 @@ pub struct Pool {
     covered: BTreeSet<usize>,
     /// Whether the location of some blocks in use was not read.
     is_unread: bool,
+    /// Whether some rows are mappings (`--mmap`), which lie outside of the heaps of allocators.
+    has_mapped: bool,
     /// Samples of allocations whose stack is incomplete.
     incomplete: u64,
     /// Estimate of what the lost samples of these rows stand for.
@@ -221,6 +223,7 @@ impl Pool {
         if row.key.stack.cut.is_some() {
             self.incomplete = self.incomplete.saturating_add(row.alloc.samples);
         }
+        self.has_mapped |= row.is_mapped();
         let lost = Lacking::of(row);
         self.lost_samples.bytes += lost.bytes;
         self.lost_samples.objects += lost.objects;
@@ -269,7 +272,12 @@ impl Pool {
             (estimate, low, high)
         };
         let recorded = || Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
-        (!self.has_mappings()).then(recorded)
+        (!self.has_mapped).then(recorded)
+    }
+
+    /// Whether mappings are pooled with what allocators returned.
+    pub(crate) const fn has_mapped(&self) -> bool {
+        self.has_mapped
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials). The pool may have allocated

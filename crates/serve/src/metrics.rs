@@ -294,8 +294,10 @@ impl Metrics {
             "gauge",
             "Share of a process's anonymous memory, without stacks, in heaps whose allocations are counted.",
         );
+        let mut of_cgroups: BTreeMap<&str, u64> = BTreeMap::new();
         for process in with_series.map(|(_, process)| process).filter(|process| visible(process)).chain(idle) {
             let labels = labels(process);
+            of_cgroups.extend(process.resident.and_then(|it| Some((process.cgroup.as_str(), it.cgroup_bytes?))));
             process.resident.iter().for_each(|resident| swapped.add(&labels, resident.swapped_bytes));
             process.memory_coverage().iter().for_each(|share| covered.add(&labels, number(*share)));
             let labels = labels.strip_suffix('}').unwrap_or(&labels);
@@ -305,7 +307,15 @@ impl Metrics {
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
             }
         }
-        [family, swapped, covered].iter().for_each(|family| family.write(out));
+        let mut cgroups = Family::new(
+            "heapbpf_cgroup_memory_bytes",
+            "gauge",
+            "All memory that the kernel charges to a control group of these processes.",
+        );
+        for (cgroup, bytes) in of_cgroups {
+            cgroups.add(&format!("{{cgroup=\"{}\"}}", escaped(cgroup)), bytes);
+        }
+        [family, swapped, covered, cgroups].iter().for_each(|family| family.write(out));
     }
 
     /// Writes memory held at exit, per program. The first programs have their own series and keep them. The others

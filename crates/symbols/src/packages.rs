@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// Where dpkg keeps a list of files for each package.
 pub const DPKG_LISTS: &str = "/var/lib/dpkg/info";
+/// Where apt keeps the indices of its sources. Their names are made of their addresses.
+pub const APT_LISTS: &str = "/var/lib/apt/lists";
 /// Maximum number of lists read.
 const MOST_LISTS: usize = 20_000;
 /// Maximum number of bytes read from a list.
@@ -65,12 +67,22 @@ fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'
     owners
 }
 
-/// Returns the package with the debug symbols of another one.
-pub fn debug_package(package: &str) -> String {
+/// Returns whether one of apt's sources, whose indices are in `folder`, has packages of debug symbols. These are in
+/// archives of their own (`debian-debug`, `ddebs.ubuntu.com`).
+pub fn has_debug_archive(folder: &Path) -> bool {
+    let Ok(lists) = fs::read_dir(folder) else { return false };
+    let is_of_debug =
+        |name: &str| name.contains("_Packages") && (name.contains("-debug_") || name.starts_with("ddebs."));
+    lists.flatten().take(MOST_LISTS).any(|list| list.file_name().to_str().is_some_and(is_of_debug))
+}
+
+/// Returns the package with the debug symbols of another one; `None` if apt has no source of it. `has_archive`: see
+/// [`has_debug_archive`].
+pub fn debug_package(package: &str, has_archive: bool) -> Option<String> {
     match package {
-        // The C library's package has a special name, because debuggers need it.
-        "libc6" => "libc6-dbg".to_owned(),
-        _ => format!("{package}-dbgsym"),
+        // The C library's package has a special name and is in the main archive, because debuggers need it.
+        "libc6" => Some("libc6-dbg".to_owned()),
+        _ => has_archive.then(|| format!("{package}-dbgsym")),
     }
 }
 
@@ -93,11 +105,28 @@ mod tests {
         list("odd.list", "\u{0}\n\n//\n/usr");
         let paths = ["/usr/bin/git", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/other", "/usr", ""];
         let found = owners(folder.path(), paths.into_iter());
-        let package = |path: &str| found.get(path).map(|package| debug_package(package));
-        assert_eq!(package("/usr/bin/git").as_deref(), Some("git-dbgsym"));
-        assert_eq!(package("/usr/lib/x86_64-linux-gnu/libc.so.6").as_deref(), Some("libc6-dbg"));
-        assert_eq!(package("/usr/bin/other"), None);
+        let package = |path: &str, has_archive| debug_package(found.get(path)?, has_archive);
+        for (has_archive, expected) in [(true, Some("git-dbgsym")), (false, None)] {
+            assert_eq!(package("/usr/bin/git", has_archive).as_deref(), expected);
+            let libc = package("/usr/lib/x86_64-linux-gnu/libc.so.6", has_archive);
+            assert_eq!(libc.as_deref(), Some("libc6-dbg"));
+        }
+        assert_eq!(package("/usr/bin/other", true), None);
         assert!(owners(Path::new("/nonexistent"), paths.into_iter()).is_empty());
+    }
+
+    #[test]
+    fn packages_of_debug_symbols_are_in_archives_of_their_own() {
+        let has_one = |names: &[&str]| {
+            let folder = tempfile::tempdir().expect("a folder");
+            names.iter().for_each(|name| fs::write(folder.path().join(name), "").expect("writes"));
+            has_debug_archive(folder.path())
+        };
+        let main = "deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages";
+        assert!(!has_one(&[]) && !has_one(&[main, "lock"]) && !has_debug_archive(Path::new("/nonexistent")));
+        assert!(has_one(&[main, "deb.debian.org_debian-debug_dists_bookworm-debug_main_binary-amd64_Packages.lz4"]));
+        assert!(has_one(&["ddebs.ubuntu.com_dists_noble_main_binary-amd64_Packages"]));
+        assert!(!has_one(&["deb.debian.org_debian-debug_dists_bookworm-debug_InRelease"]));
     }
 
     #[test]

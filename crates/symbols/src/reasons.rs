@@ -22,8 +22,9 @@ pub struct Stripped {
 /// Returns, for those modules whose debug symbols are in a package, the reason with that package.
 pub fn with_packages(stripped: &[Stripped], owners: &mut KnownOwners) -> Vec<(ModuleId, String)> {
     owners.learn(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
+    let has_archive = !stripped.is_empty() && packages::has_debug_archive(Path::new(packages::APT_LISTS));
     let with_package = |it: &Stripped| {
-        let package = packages::debug_package(owners.get(&it.path)?);
+        let package = packages::debug_package(owners.get(&it.path)?, has_archive)?;
         Some((it.module, stripped_text(&it.path, &package, it.refusal.as_deref())))
     };
     stripped.iter().filter_map(with_package).collect()

@@ -149,9 +149,6 @@ fn clamp(value: u128) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Functions that do not belong to an allocator: mappings that a program made itself.
-const MAPPING_FUNCTIONS: [&str; 4] = ["mmap", "mremap", "brk", "otel_memory:mmap"];
-
 fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
     let mut labels = Vec::with_capacity(8);
     let mut text = |key: &str, value: &str| {
@@ -162,8 +159,7 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     let process = profile.processes.get(row.key.process);
     text("comm", process.map_or("", |process| &process.comm));
     text("thread", &row.key.thread);
-    let is_mapping = MAPPING_FUNCTIONS.contains(&&*row.key.function);
-    text("source", row.key.stack.source().unwrap_or(if is_mapping { "mmap" } else { "" }));
+    text("source", row.key.stack.source().unwrap_or(if row.is_mapped() { "mmap" } else { "" }));
     text("inuse", if profile.header.live && !profile.knows_inuse(row.key.process) { "unknown" } else { "" });
     text("incomplete", row.key.stack.cut.as_deref().unwrap_or(""));
     for (key, value) in process.iter().flat_map(|process| process.placement.known()) {

@@ -50,7 +50,8 @@ pub struct Resident {
     /// All memory that the kernel charges to the process's cgroup (`memory.current`), which other processes may share.
     #[serde(rename = "cgroup")]
     pub cgroup_bytes: Option<u64>,
-    /// Private anonymous memory that was resident when the recording attached to the process; `None` if unknown.
+    /// Private anonymous memory that was resident or swapped out when the recording attached to the process; `None` if
+    /// unknown.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
     /// Memory by glibc's own records; `None` if its arenas were not read.
@@ -113,13 +114,14 @@ impl Resident {
     }
 
     /// Lower and upper bound of the unused bytes that allocators hold (free blocks, caches, rounding). `inuse_bytes`
-    /// has the lower and the upper end of what sampled stacks have in use.
+    /// has the lower end of what sampled stacks have in the heap's resident memory, and the upper end of what they have
+    /// in use.
     ///
-    /// The heap's resident memory is used by blocks that the recording saw, by older blocks, or not at all. For the
-    /// older blocks only a bound is known: they are not larger than what was resident at first.
+    /// The heap's resident memory is used by blocks that the recording saw, by older blocks, or not at all. How large
+    /// older blocks are is not known: the program may have written to them for the first time since.
     pub fn unused_bytes(&self, inuse_bytes: (f64, f64)) -> (f64, f64) {
         let heap = self.heap_bytes as f64;
-        let older = self.at_attach_bytes.map_or(heap, |bytes| bytes as f64);
+        let older = if self.at_attach_bytes == Some(0) { 0.0 } else { heap };
         ((heap - inuse_bytes.1 - older).max(0.0), (heap - inuse_bytes.0).max(0.0))
     }
 }
@@ -134,8 +136,10 @@ mod tests {
         assert_eq!(one.total_bytes(), 1023);
         // The age of blocks that were not sampled is unknown.
         assert_eq!(one.unused_bytes((200.0, 300.0)), (0.0, 800.0));
+        one.at_attach_bytes = Some(0);
+        assert_eq!(one.unused_bytes((200.0, 300.0)), (700.0, 800.0));
         one.at_attach_bytes = Some(100);
-        assert_eq!(one.unused_bytes((200.0, 300.0)), (600.0, 800.0));
+        assert_eq!(one.unused_bytes((200.0, 300.0)), (0.0, 800.0), "an old block may be written to only now");
         // Blocks may be in use but not resident.
         assert_eq!(one.unused_bytes((2_000.0, 3_000.0)), (0.0, 0.0));
         let mut sum = one;

@@ -26,6 +26,9 @@ pub struct InMemory {
     pub reserved: SampleSums,
 }
 
+/// Functions that do not belong to an allocator: mappings that a program made itself.
+const MAPPING_FUNCTIONS: [&str; 4] = ["mmap", "mremap", "brk", "otel_memory:mmap"];
+
 fn is_of_none(sums: &SampleSums) -> bool {
     sums.samples == 0
 }
@@ -111,6 +114,11 @@ impl Row {
     /// Whether it consists of mappings of which only a part counts as in use.
     pub fn is_of_mappings(&self) -> bool {
         self.in_memory.as_ref().is_some_and(|it| it.reserved.samples > 0)
+    }
+
+    /// Whether it consists of mappings, however much of each counts as in use.
+    pub fn is_mapped(&self) -> bool {
+        self.is_of_mappings() || MAPPING_FUNCTIONS.contains(&&*self.key.function)
     }
 
     /// Whether Go's runtime took the samples ([`Stack::source`]).

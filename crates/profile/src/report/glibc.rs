@@ -25,8 +25,13 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
             let (least, most) = glibc.inuse_bounds();
             let amount =
                 if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
-            let blocks = plural(glibc.blocks, "block");
-            format!("of glibc's heap, {amount} is in use in {blocks}; {} is free inside glibc", free(glibc))
+            let (blocks, free) = (plural(glibc.blocks, "block"), free(glibc));
+            if entry.is_idle() {
+                let rest = signed(rest(resident.heap_bytes as f64, glibc, glibc.inuse_bytes as f64));
+                format!("the heap = {amount} in use in {blocks} + {free} free inside glibc{rest}")
+            } else {
+                format!("of glibc's heap, {amount} is in use in {blocks}; {free} is free inside glibc")
+            }
         }
     };
     for (size, what) in [
@@ -41,7 +46,7 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
     if !glibc.exact && glibc.inuse_bounds() == (glibc.inuse_bytes as f64, glibc.inuse_bytes as f64) {
         said += "; it changed while it was read, or its large blocks could not be checked";
     }
-    if let Some(remedy) = remedy(glibc, resident, entry.processes().len().max(1) as u64) {
+    if let Some(remedy) = remedy(glibc, resident, entry.members(context.profile).count().max(1) as u64) {
         said += &format!("; {remedy}");
     }
     said
@@ -65,27 +70,38 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc, r
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let figure = figure.figure.replace(' ', &TOGETHER.to_string());
     let before = glibc.before(recorded);
-    let (heap, absent, free_bytes) =
-        (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
-    let other = heap - glibc.resident_bytes as f64;
-    let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
-    // The heap's mappings were read slightly later.
-    let rounding = glibc.resident_bytes as f64 + absent - recorded.bytes.0 - before.estimate - free_bytes;
-    let part = |sign: char, size: f64, what: &str| match size {
-        _ if size < 1.0 => String::new(),
-        _ => format!(" {sign} {} {what}", bytes(size)),
-    };
-    let rest = [
-        part('+', rounding, "rounding of blocks and pages"),
-        part('+', other, "other memory in its mappings, or newer"),
-        part('\u{2212}', absent, "in use but not in memory"),
-    ];
+    let rest = rest(resident.heap_bytes as f64, glibc, recorded.bytes.0 + before.estimate);
     format!(
         "the heap = {figure}{bounds} in recorded blocks + {} in older blocks + {} free inside glibc{}",
         with_bounds(&before),
         free(glibc),
-        rest.concat()
+        signed(rest)
     )
+}
+
+/// The parts that are not 0, each with its sign.
+fn signed(parts: [(f64, &'static str); 4]) -> String {
+    let part = |(size, what): (f64, &str)| match size.abs() {
+        much if much < 1.0 => String::new(),
+        much => format!(" {} {} {what}", if size < 0.0 { '\u{2212}' } else { '+' }, bytes(much)),
+    };
+    parts.map(part).concat()
+}
+
+/// What the heap's resident memory is besides blocks in use and free memory. `inuse` is the size of the blocks in use.
+/// All sizes are in bytes, and together with these two they add up to `heap`.
+fn rest(heap: f64, glibc: &Glibc, inuse: f64) -> [(f64, &'static str); 4] {
+    let (resident, absent) = (glibc.resident_bytes as f64, glibc.absent_bytes as f64);
+    let other = heap - resident;
+    let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
+    // The heap's mappings were read slightly later.
+    let rounding = heap - other + absent - inuse - glibc.free_resident_bytes as f64;
+    [
+        (rounding.max(0.0), "rounding of blocks and pages"),
+        (other, "other memory in its mappings, or newer"),
+        (-absent, "in use but not in memory"),
+        (rounding.min(0.0), "released meanwhile"),
+    ]
 }
 
 /// The size with its bounds, unless they show the same number.
@@ -117,4 +133,34 @@ fn remedy(glibc: &Glibc, resident: &Resident, processes: u64) -> Option<String> 
         ways.push(format!("MALLOC_ARENA_MAX=2 would leave fewer than {arenas} arenas"));
     }
     (!ways.is_empty()).then(|| ways.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: f64 = 1_048_576.0;
+
+    #[test]
+    fn the_parts_of_a_heap_add_up_to_it() {
+        let mib = |mib: u64| mib << 20;
+        let glibc = Glibc {
+            resident_bytes: mib(100),
+            absent_bytes: mib(4),
+            free_resident_bytes: mib(30),
+            ..Glibc::default()
+        };
+        // The mappings are as large as the arenas, somewhat larger, much larger, and smaller.
+        for (heap, expected) in [
+            (100.0, [3.0, 0.0, -4.0, 0.0]),
+            (101.0, [4.0, 0.0, -4.0, 0.0]),
+            (120.0, [3.0, 20.0, -4.0, 0.0]),
+            (90.0, [0.0, 0.0, -4.0, -7.0]),
+        ] {
+            let parts = rest(heap * MIB, &glibc, 71.0 * MIB).map(|(size, _)| size / MIB);
+            assert_eq!(parts, expected, "{heap}");
+            assert_eq!(71.0 + 30.0 + parts.iter().sum::<f64>(), heap);
+        }
+        assert_eq!(rest(0.0, &Glibc::default(), 0.0).map(|(size, _)| size), [0.0; 4]);
+    }
 }

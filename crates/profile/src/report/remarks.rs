@@ -18,6 +18,9 @@ const IN_FLIGHT: &str = "in_flight";
 /// Maximum number of remarks of one kind, because a host has thousands of processes.
 const MOST: usize = 5;
 
+/// Text that identifies notes about what is in no figure. They come first.
+const IN_NO_FIGURE: [&str; 3] = ["is missing", "is not included", "are not included"];
+
 /// Maximum number of processes that get an individual remark about how long they were hooked.
 const SEPARATE: usize = 2;
 
@@ -49,7 +52,9 @@ pub(super) fn all(context: &Context) -> Vec<String> {
     }
     let unnamed = crate::unnamed::modules(context.profile);
     remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
-    remarks.extend(limited(context.profile.notes.clone()));
+    let mut notes = context.profile.notes.clone();
+    notes.sort_by_key(|note| !IN_NO_FIGURE.iter().any(|text| note.contains(text)));
+    remarks.extend(limited(notes));
     remarks
 }
 

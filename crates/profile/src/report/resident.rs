@@ -5,7 +5,7 @@ use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
 use crate::estimates::NOT_COUNTED;
 use crate::group::GroupBy;
-use crate::model::{OTHER, Profile, Resident, UNDIVIDED};
+use crate::model::{OTHER, Process, Profile, Resident, UNDIVIDED};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -166,6 +166,13 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     if !known {
         return "how much of the heap is in use is not known (frees were not tracked)".into();
     }
+    if resident.undivided_bytes > 0 {
+        return "how much of the heap is in use is not known: only the kernel's sums were read".into();
+    }
+    // They are not in the heap, and allocators' own figures tell nothing about them.
+    if entry.pool.has_mapped() || entry.members(profile).any(Process::lacks_exact_mappings) {
+        return "how much of the heap is in use is not known: mappings (--mmap) are recorded with it".into();
+    }
     // Some blocks in use may have been allocated unobserved.
     let had_gap = |process: usize| {
         profile.processes.get(process).is_some_and(|process| process.inuse_since.is_some() || process.was_unseen())
@@ -173,9 +180,12 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let has_gap = entry.processes().iter().any(|&process| had_gap(process));
     let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
     let pool = entry.pool.without_go();
-    let estimate = pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-    let inuse = (estimate.low.unwrap_or(0.0), estimate.high.unwrap_or(f64::INFINITY));
-    let (least, most) = resident.unused_bytes(inuse);
+    let estimate = |value| pool.estimate(profile, value, context.options.confidence);
+    // Blocks in use need not be in memory, nor in mappings that are known as a heap.
+    let in_memory = pool.knows(profile, Value::ResidentSpace).then(|| estimate(Value::ResidentSpace).low).flatten();
+    let in_heap = (in_memory.unwrap_or(0.0) - resident.other_bytes as f64).max(0.0);
+    let inuse = estimate(Value::InuseSpace).high.unwrap_or(f64::INFINITY);
+    let (least, most) = resident.unused_bytes((in_heap, inuse));
     let figure = context.figure(&pool, Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let before = match resident.at_attach_bytes {
@@ -183,7 +193,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         Some(older) => {
             // Large blocks, and heaps in which nothing was sampled, are not recognized as such.
             let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
-            format!("at most {} is older than the recording", bytes(most as f64))
+            format!("at most {} was there before the recording", bytes(most as f64))
         }
         None if has_gap => "how much else is in use is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),

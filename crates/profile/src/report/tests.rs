@@ -5,7 +5,7 @@ use std::sync::Arc;
 use heapbpf_audit::Missing;
 
 use super::*;
-use crate::model::{Frame, Glibc, InMemory, LossBound, Octave, Stack};
+use crate::model::{Frame, Glibc, InMemory, LossBound, Octave, Resident, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -271,7 +271,7 @@ fn resident_memory_is_said_in_parts_that_add_up() {
         text.contains("server (4242) resident: 308 MiB = heap 300 MiB + files 5.00 MiB + other 3.00 MiB"),
         "{text}"
     );
-    assert!(text.contains("at most 100 MiB is older than the recording; between "), "{text}");
+    assert!(text.contains("at most 100 MiB was there before the recording; at most "), "{text}");
     let brief = report(&testing::measured().only_process(0), &ReportOptions { brief: true, ..wide });
     assert!(
         brief.contains("  resident   308 MiB = heap 300 MiB + other 8.00 MiB\n"),
@@ -340,7 +340,27 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     let resident = profile.processes[0].resident.as_mut().expect("measured");
     (resident.glibc, resident.heap_bytes, resident.other_bytes) = (None, 0, 30 * MIB);
     let text = report(&profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
-    assert!(text.contains("at most 30.0 MiB is older than the recording"), "{text}");
+    assert!(text.contains("at most 30.0 MiB was there before the recording"), "{text}");
+}
+
+/// The heap of a process in which nothing was counted is a sum, too.
+#[test]
+fn the_heap_of_an_idle_process_is_a_sum() {
+    const MIB: u64 = 1 << 20;
+    let mut profile = testing::whole_host();
+    profile.idle[0].resident.as_mut().expect("measured").glibc = Some(Glibc {
+        arenas: 1,
+        blocks: 1_000,
+        inuse_bytes: 150 * MIB,
+        free_resident_bytes: 25 * MIB,
+        resident_bytes: 179 * MIB,
+        exact: true,
+        ..Glibc::default()
+    });
+    let texts = resident_texts(&profile, GroupBy::Program, 0.95);
+    let expected = "the heap = 150 MiB in use in 1,000 blocks + 25.0 MiB free inside glibc + 5.00 MiB rounding of \
+                    blocks and pages";
+    assert_eq!(texts[0].heap, expected);
 }
 
 /// Go's heap is not part of an allocator's heap in the same process (cgo).
@@ -378,6 +398,48 @@ fn what_is_in_gos_heap_is_not_taken_from_an_allocators() {
     profile.rows[0].in_memory = None;
     profile.processes[0].missing.push(Missing::exact_mappings());
     assert!(!is_divided(&profile));
+}
+
+/// Other allocators' heaps have no figures of their own. What is recorded says how much of them is in use only if all of
+/// it is in them.
+#[test]
+fn mappings_are_not_taken_from_an_allocators_heap() {
+    let said = |profile: &Profile| resident_texts(profile, GroupBy::Program, 0.95)[0].heap.clone();
+    let is_divided = |profile: &Profile| {
+        let heap = said(profile);
+        assert_ne!(heap.contains("is in recorded blocks"), heap.contains("mappings (--mmap)"), "{heap}");
+        heap.contains("is in recorded blocks")
+    };
+    let mut profile = testing::measured().only_process(0);
+    profile.header.live = true;
+    profile.processes[0].allocators = vec!["jemalloc 5.3.0".into()];
+    assert!(is_divided(&profile));
+    // What is in use may not be in memory.
+    assert!(said(&profile).contains("; at most 300 MiB is held by the allocator"), "{}", said(&profile));
+    let whole = profile.clone();
+    for row in &mut profile.rows {
+        row.in_memory = Some(Box::new(InMemory { resident: row.inuse, ..InMemory::NONE }));
+    }
+    profile.processes[0].resident.as_mut().expect("measured").other_bytes = 0;
+    assert!(said(&profile).contains("; at most 29"), "{}", said(&profile));
+    profile = whole;
+    // Part of a mapping is in use, or all of it because its pages could not be looked up.
+    let reserved = profile.rows[0].inuse;
+    profile.rows[0].in_memory = Some(Box::new(InMemory { reserved, ..InMemory::NONE }));
+    assert!(!is_divided(&profile));
+    profile.rows[0].in_memory = None;
+    profile.rows[0].key.function = "mmap".into();
+    assert!(!is_divided(&profile));
+    profile.rows[0].key.function = "malloc".into();
+    assert!(is_divided(&profile));
+    // Beside inline hooks, unsampled mappings are not known.
+    profile.processes[0].missing.push(Missing::exact_mappings());
+    assert!(!is_divided(&profile));
+    // Nothing is said of a heap that was not told from other memory.
+    profile.processes[0].missing.clear();
+    profile.processes[0].resident =
+        Some(Resident { undivided_bytes: 30 << 20, at_attach_bytes: Some(30 << 20), ..Resident::default() });
+    assert_eq!(said(&profile), "how much of the heap is in use is not known: only the kernel's sums were read");
 }
 
 /// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be

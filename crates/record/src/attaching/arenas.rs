@@ -29,7 +29,7 @@ pub struct InUse {
 /// What processes had when they joined the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtAttach {
-    /// Private anonymous memory that was resident, bytes; `None` if unknown.
+    /// Private anonymous memory that was resident or swapped out, bytes; `None` if unknown.
     pub anonymous_bytes: Option<u64>,
     /// What glibc had in use; `None` if that was not read, or has not been yet.
     pub inuse: Option<InUse>,

@@ -36,6 +36,7 @@ impl Attaching {
                 exe: info.exe.to_string(),
                 cgroup: info.cgroup.to_string(),
                 placement: info.placement.as_ref().clone(),
+                allocators: self.allocators_in(generation),
                 // Links that serve every process count it as well.
                 hook: self.is_probed(generation).then_some(Hook::Probe),
                 missing: self.runtimes_in(generation).into_iter().map(Runtime::missing).collect(),
@@ -50,6 +51,14 @@ impl Attaching {
     fn is_probed(&self, generation: &Generation) -> bool {
         let has_probes = |module| matches!(self.modules.get(&module), Some(Look::Hook(_)));
         !self.takes_in() && generation.space.modules().any(has_probes)
+    }
+
+    /// Names of the allocators in the examined files of a process, which tell how its heap can be read.
+    fn allocators_in(&self, generation: &Generation) -> Vec<String> {
+        let files = generation.space.modules().filter_map(|module| self.modules.get(&module)?.file());
+        let names: BTreeSet<&str> =
+            files.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
+        names.into_iter().map(str::to_owned).collect()
     }
 
     /// Runtimes with heaps of their own in the examined files of a process.

@@ -97,7 +97,8 @@ pub struct Coverage {
     /// Whether the process is unobserved until an allocator is hooked, because the previous program had hooks of its
     /// own.
     awaits_hook: bool,
-    /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
+    /// Private anonymous memory that was resident or swapped out when the process joined the recording, bytes; `None` if
+    /// unknown.
     pub at_attach_bytes: Option<u64>,
     /// When probes did not see it.
     unseen: Unseen,

@@ -48,9 +48,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// Whether it is still close enough for a refresh.
-    fn is_of(&self, sums: &Resident) -> bool {
-        let bytes = sums.total_bytes();
+    /// Whether it is still close enough for a refresh: `bytes` is the kernel's sum now.
+    fn is_of(&self, bytes: u64) -> bool {
         self.sum_bytes.abs_diff(bytes) <= bytes / CHANGED
     }
 }
@@ -126,7 +125,7 @@ impl MemoryReader {
     fn read(&mut self, it: Measured, sums: &Resident, is_refresh: bool, left: &mut Duration) -> Option<Resident> {
         let sum_bytes = sums.total_bytes();
         let last = self.readings.get(&it.key);
-        if let Some(last) = last.filter(|last| is_refresh && last.is_of(sums)) {
+        if let Some(last) = last.filter(|last| is_refresh && last.is_of(sum_bytes)) {
             return Some(last.resident);
         }
         let pages = u32::try_from(sum_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
@@ -174,25 +173,17 @@ impl MemoryReader {
         }
     }
 
-    /// Reads the arenas of processes, the largest first, as far as there is time. This should happen as soon as
-    /// possible after the moment of the profile, because later allocations would look as if they were from before the
-    /// recording. The results wait for [`MemoryReader::measure`].
-    pub fn read_arenas(&mut self, measured: &[Measured], processes: &[Process], is_refresh: bool) {
+    /// Reads the arenas of processes as far as there is time: of those that were counted and then of idle ones, the
+    /// largest first. This should happen as soon as possible after the moment of the profile, because later allocations
+    /// would look as if they were from before the recording. The results wait for [`MemoryReader::measure`].
+    pub fn read_arenas(&mut self, measured: &[Measured], processes: &[Process], idle: &[Process], is_refresh: bool) {
         self.heaps.clear();
-        let wanted = |it: &Measured| {
-            let allocators = &processes.get(it.process)?.allocators;
-            let version = glibc_version(allocators.iter().map(String::as_str))?;
-            let sums = resident::rough(it.key.tgid).filter(|_| !self.silent.contains(&it.key))?;
-            let is_known = is_refresh && self.readings.get(&it.key).is_some_and(|last| last.is_of(&sums));
-            (!is_known).then_some((sums.undivided_bytes, it.key, version))
-        };
-        let mut wanted: Vec<(u64, ProcessKey, u32)> = measured.iter().filter_map(wanted).collect();
-        wanted.sort_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes));
+        let wanted = self.with_arenas(measured, processes, idle, is_refresh);
         let mut left = if is_refresh { (self.saved + OF_A_REFRESH).min(MOST_SAVED) } else { ARENAS_OF_A_FILE };
         for (bytes, key, version) in wanted {
             // At worst, all of its private memory is read.
-            let expected = FOR_A_MIB.saturating_mul(u32::try_from(bytes >> 20).unwrap_or(u32::MAX));
-            if is_refresh && expected > left {
+            let of_blocks = FOR_A_MIB.saturating_mul(u32::try_from(bytes >> 20).unwrap_or(u32::MAX));
+            if left.is_zero() || is_refresh && FOR_A_PROCESS + of_blocks > left {
                 continue;
             }
             let (pid, start_ns, asked) = (key.tgid, key.start_ns, Instant::now());
@@ -209,6 +200,29 @@ impl MemoryReader {
             }
             left = left.saturating_sub(asked.elapsed());
         }
+    }
+
+    /// Processes whose arenas are to be read, in order: their private memory in bytes, and the version of their glibc.
+    fn with_arenas(
+        &self,
+        measured: &[Measured],
+        processes: &[Process],
+        idle: &[Process],
+        is_refresh: bool,
+    ) -> Vec<(u64, ProcessKey, u32)> {
+        let wanted = |it: &Measured| {
+            let counted = processes.get(it.process);
+            let process = counted.or_else(|| idle.get(it.process.checked_sub(processes.len())?))?;
+            let version = glibc_version(process.allocators.iter().map(String::as_str))?;
+            // Quick: a host has thousands of idle processes.
+            let sums = resident::total_and_anonymous_bytes(it.key.tgid).filter(|_| !self.silent.contains(&it.key));
+            let (all, anonymous) = sums.filter(|(_, anonymous)| *anonymous > 0)?;
+            let is_known = is_refresh && self.readings.get(&it.key).is_some_and(|last| last.is_of(all));
+            (!is_known).then_some((counted.is_none(), (anonymous, it.key, version)))
+        };
+        let mut wanted: Vec<(bool, (u64, ProcessKey, u32))> = measured.iter().filter_map(wanted).collect();
+        wanted.sort_by_key(|(is_idle, (bytes, ..))| (*is_idle, std::cmp::Reverse(*bytes)));
+        wanted.into_iter().map(|(_, wanted)| wanted).collect()
     }
 
     /// Keeps a profile's memory figures if they were measured; otherwise gives it the kept ones.
@@ -317,6 +331,27 @@ mod tests {
         reader.looked = Some((Instant::now(), Duration::from_secs(1)));
         reader.look(vec![own()]);
         assert!(reader.last.is_empty());
+    }
+
+    /// The arenas of idle processes show what they have in use, too.
+    #[test]
+    fn arenas_of_idle_processes_are_read_after_those_of_counted_ones() {
+        let mut reader = MemoryReader::default();
+        let of = |version: u32| Process { allocators: vec![format!("glibc 2.{version}")], ..Process::default() };
+        let (counted, idle) = ([of(36), Process::default()], [of(37), of(38)]);
+        let measured = || -> Vec<Measured> {
+            // The third of the idle ones is not in the list.
+            [3, 2, 0, 1, 4].map(|process| Measured { process, ..own() }).into()
+        };
+        let wanted = |reader: &MemoryReader| reader.with_arenas(&measured(), &counted, &idle, true);
+        let found = wanted(&reader);
+        assert!(found.iter().all(|(bytes, key, _)| *bytes > 0 && *key == own().key), "{found:?}");
+        let mut versions: Vec<u32> = found.into_iter().map(|(.., version)| version).collect();
+        assert_eq!(versions.remove(0), 36);
+        versions.sort_unstable();
+        assert_eq!(versions, [37, 38]);
+        reader.silent.insert(own().key);
+        assert!(wanted(&reader).is_empty(), "they did not answer");
     }
 
     #[test]

@@ -346,7 +346,7 @@ impl Worker {
         let is_measured = !is_often || snapshot.detail == Detail::Lifetimes;
         if is_measured {
             // Before symbolization, which may take long.
-            self.memory.read_arenas(&snapshot.measured, &processes, is_refresh);
+            self.memory.read_arenas(&snapshot.measured, &processes, &idle, is_refresh);
         }
         // What is unmapped during symbolization would count as nothing.
         let remark = in_memory::add(&snapshot.measured, &mut snapshot.rows, &processes, is_measured);

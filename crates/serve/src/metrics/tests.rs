@@ -120,7 +120,9 @@ fn resident_memory_is_a_series_per_part() {
 
 #[test]
 fn idle_processes_have_series_of_their_memory_alone() {
-    let profile = testing::whole_host();
+    let mut profile = testing::whole_host();
+    profile.idle[0].cgroup = "/a \"b\".slice".into();
+    profile.idle[0].resident.as_mut().expect("measured").cgroup_bytes = Some(700 << 20);
     let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let labels = labels(&profile.idle[0]);
     let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
@@ -128,6 +130,9 @@ fn idle_processes_have_series_of_their_memory_alone() {
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{heap}")), Some(188_743_680.0), "{text}");
     assert_eq!(value(&text, &format!("heapbpf_process_swapped_bytes{labels}")), Some(31_457_280.0));
     assert_eq!(value(&text, &format!("heapbpf_process_memory_coverage{labels}")), Some(0.0), "nothing is counted");
+    let of_cgroup = r#"heapbpf_cgroup_memory_bytes{cgroup="/a \"b\".slice"}"#;
+    assert_eq!(value(&text, of_cgroup), Some(734_003_200.0), "{text}");
+    assert_eq!(text.matches("heapbpf_cgroup_memory_bytes{").count(), 1, "of the others it is not known");
     assert!(!text.contains(&format!("heapbpf_process_samples_total{labels}")));
 }
 
