@@ -183,6 +183,7 @@ fn what_grows_is_on_the_page_in_the_words_of_the_report() {
     profile.rows[0].growth = Some(Growth { kept, ..Growth::default() });
     let found = growing(&profile);
     let [first] = found.as_array().expect("it is known").as_slice() else { panic!("{found}") };
+    assert_eq!(first["program"], "server (4242)");
     assert_eq!(first["name"], "grow");
     assert!(first["how_much"].as_str().is_some_and(|text| text.starts_with('+') && text.contains("/s [")), "{first}");
     profile.header.growth_over = None;
