@@ -69,6 +69,7 @@ export class App {
         event.preventDefault();
         byId("search").focus();
       }
+      if (event.key === "?" && !inField) byId<HTMLDialogElement>("keys").showModal();
     });
     addEventListener("hashchange", () => {
       const { libraries } = this.state;
