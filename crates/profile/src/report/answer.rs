@@ -134,7 +134,8 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
         let Growing { program, name, how_much, why, .. } = growing_of(context, groups, first);
         // Of several programs, the first question is which one grows.
-        let lead = if program.is_empty() { String::new() } else { clip(&program, context.width / 4) + ": " };
+        let is_only = program.is_empty() || context.profile.number_of_processes() == 1;
+        let lead = if is_only { String::new() } else { clip(&program, context.width / 4) + ": " };
         let name = lead + &clip(&name, context.width / 3);
         let more = match others.len() as u64 {
             0 => String::new(),
