@@ -73,7 +73,7 @@ fn idle_processes_are_in_groups_and_have_their_memory() {
 #[test]
 fn what_was_lost_and_how_processes_are_hooked_is_there() {
     let data = data(&testing::small());
-    assert!(data["remarks"].to_string().contains("hooked for 50 %"), "{}", data["remarks"]);
+    assert!(data["remarks"].to_string().contains("counted for 50 %"), "{}", data["remarks"]);
     assert_eq!(data["processes"][0]["hook"], "inline");
     assert_eq!(data["processes"][1]["not_inline"], "it runs with shadow stacks");
     assert_eq!(data["groups"].as_array().expect("groups").len(), 2);
