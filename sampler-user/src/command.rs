@@ -47,7 +47,8 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     use_built_in();
     return_what_is_free();
     let wants_all = cli::short_help::wants_all(std::env::args_os());
-    let matches = cli::short_help::command(wants_all).try_get_matches();
+    let words = cli::hints::guessed(std::env::args_os());
+    let matches = cli::short_help::command(wants_all).try_get_matches_from(words);
     let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = cli.unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {

@@ -1,4 +1,5 @@
-// ROUNDS: every form of operator new and operator delete, one site for each form of new.
+// ROUNDS [REST]: every form of operator new and operator delete, one site for each form of new. One block in four stays. With
+// REST, only those of site_05 do, and the program rests for so many microseconds after each 100 rounds.
 #include <new>
 extern "C" {
 #include "truth.h"
@@ -21,10 +22,14 @@ static void *take(void *(*site)(size_t), int number, size_t n) {
   return p;
 }
 int main(int argc, char **argv) {
-  uint64_t rounds = argument(argc, argv, 1, 100);
+  uint64_t rounds = argument(argc, argv, 1, 100), rest = argument(argc, argv, 2, 0);
   ready();
   for (uint64_t r = 0; r < rounds; r++) {
-    bool keep = r % 4 == 0;
+    bool leaks = r % 4 == 0, keep = leaks && !rest;
+    if (rest && r % 100 == 0) {
+      struct timespec length = {0, (long)rest * 1000};
+      nanosleep(&length, nullptr);
+    }
     void *p = take(site_00, 0, 100);
     if (!keep) { if (r % 2) ::operator delete(p); else ::operator delete(p, (size_t)100); gave(0, 100); }
     p = take(site_01, 1, 200);
@@ -37,7 +42,7 @@ int main(int argc, char **argv) {
     p = take(site_04, 4, 512);
     if (!keep) { if (r % 2) ::operator delete(p, line); else ::operator delete(p, (size_t)512, line); gave(4, 512); }
     p = take(site_05, 5, 640);
-    if (!keep) { if (r % 2) ::operator delete[](p, line); else ::operator delete[](p, (size_t)640, line); gave(5, 640); }
+    if (!leaks) { if (r % 2) ::operator delete[](p, line); else ::operator delete[](p, (size_t)640, line); gave(5, 640); }
     p = take(site_06, 6, 704);
     if (!keep) { ::operator delete(p, line, std::nothrow); gave(6, 704); }
     p = take(site_07, 7, 768);

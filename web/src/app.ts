@@ -69,6 +69,7 @@ export class App {
         event.preventDefault();
         byId("search").focus();
       }
+      if (event.key === "?" && !inField) byId<HTMLDialogElement>("keys").showModal();
     });
     addEventListener("hashchange", () => {
       const { libraries } = this.state;
@@ -101,6 +102,7 @@ export class App {
     const server = new Server(), history = new History();
     const timeline = new Timeline(byId("timeline"), byId("timeline-text"), (from, to) => this.mark(from, to));
     this.served = { server, history, timeline, moments: [] };
+    byId("connection").textContent = "waiting for the first profile";
     byId("token-form").addEventListener("submit", event => {
       event.preventDefault();
       server.setToken(byId<HTMLInputElement>("token").value.trim());

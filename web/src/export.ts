@@ -38,6 +38,9 @@ export function staticButtons(current: () => { doc: Doc; values: Float64Array },
     button("data of this page (json)", () => save("heapbpf-page.json", data, "application/json")));
 }
 
+/** The formats that most people want. The others are behind "more". */
+const FIRST = ["pprof", "html", "json"];
+
 /** Buttons of a server's formats. */
 export function serverButtons(server: Server, formats: [string, string][], failed: (text: string) => void): HTMLElement {
   const fetchFile = async (name: string, extension: string) => {
@@ -46,6 +49,12 @@ export function serverButtons(server: Server, formats: [string, string][], faile
     if (!response.ok) return failed((await response.text()).trim().slice(0, 500));
     save(`heapbpf${extension}`, await response.blob(), "application/octet-stream");
   };
-  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"),
-    ...formats.map(([name, extension]) => button(name, () => void fetchFile(name, extension), { title: extension })));
+  const buttons = (first: boolean) => formats.filter(([name]) => FIRST.includes(name) === first)
+    .map(([name, extension]) => button(name, () => void fetchFile(name, extension), { title: extension }));
+  const others = element("span", { class: "row", hidden: "" }, ...buttons(false));
+  const more = button("more", () => {
+    others.hidden = !others.hidden;
+    more.setAttribute("aria-expanded", String(!others.hidden));
+  }, { "aria-expanded": "false" });
+  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"), ...buttons(true), more, others);
 }

@@ -2,7 +2,7 @@
 
 import { figure, hash, percent, shown } from "./format.ts";
 import { element } from "./dom.ts";
-import { faded, hsl, Rows, type Colour } from "./pixels.ts";
+import { faded, hsl, originColour, Rows, type Colour } from "./pixels.ts";
 import { FIRST_GROUP, INCOMPLETE, type Tree } from "./tree.ts";
 
 const ROW = 19;
@@ -240,10 +240,10 @@ export class FlameGraph {
     let colour = this.colours.get(label);
     if (colour === undefined) {
       const h = (hash(it.tree.name(label)) % 1000) / 1000;
-      if (label <= FIRST_GROUP) colour = hsl(210 + h * 30, 40, 74 + h * 8);
+      if (label <= FIRST_GROUP) colour = hsl(45 + h * 10, 60, 74 + h * 6);
       else if (label < 0) colour = label === INCOMPLETE ? hsl(30, 30, 72) : GREY;
       else if (it.tree.name(label).startsWith("[")) colour = hsl(30, 20 + h * 15, 68 + h * 8);
-      else colour = hsl(95 + h * 70, 42 + h * 18, 62 + h * 14);
+      else colour = originColour(it.tree.rank(label), h);
       this.colours.set(label, colour);
     }
     return colour;
@@ -273,8 +273,8 @@ export class FlameGraph {
     const node = this.at(event);
     this.tip.hidden = node === null;
     if (node === null) return;
-    const it = this.shown!;
-    this.tip.replaceChildren(shown(it.tree.name(it.tree.label[node])), element("small", {}, this.about(node)));
+    const { tree } = this.shown!, label = tree.label[node], place = tree.place(label);
+    this.tip.replaceChildren(shown(tree.name(label)), element("small", {}, this.about(node)), place ? element("small", {}, shown(place, 300)) : "");
     const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
     const top = event.clientY + 18 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 10 : event.clientY + 18;
     this.tip.style.left = `${Math.max(4, left)}px`;

@@ -9,8 +9,8 @@ export interface Process {
   pid: number; comm: string; group: string; count: number; hook: string | null; not_inline: string | null;
   coverage: number; ended: boolean; not_hooked: number; allocators: string[]; totals: Figure[]; resident: Resident | null;
 }
-/** A function that grows: how fast, or how much it keeps, and why that is suspected. */
-export interface Growing { name: string; how_much: string; why: string }
+/** A function that grows: of which program (empty: of all), how fast, or how much it keeps, and why that is suspected. */
+export interface Growing { program: string; name: string; how_much: string; why: string }
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
 interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
@@ -71,6 +71,8 @@ export class Sheet {
   /** The same of the frames that are shown. */
   private readonly shownStart: Int32Array;
   private readonly shownPath: Int32Array;
+  /** The first frame of each function. */
+  private readonly frameOf: Int32Array;
 
   /** `all`: whether frames of libraries are shown, too. */
   constructor(wire: WireSheet, readonly groups: string[], readonly all: boolean) {
@@ -80,6 +82,8 @@ export class Sheet {
     this.short = functions.short.map(text => strings[text]);
     this.allocator = functions.allocator;
     this.frames = frames;
+    this.frameOf = new Int32Array(functions.name.length);
+    for (let frame = frames.function.length - 1; frame >= 0; frame--) this.frameOf[frames.function[frame]] = frame;
     this.id = stacks.id;
     this.group = stacks.group;
     this.cut = stacks.cut;
@@ -148,6 +152,16 @@ export class Sheet {
     const functions = Array.from(this.framesOf(stack), frame => this.frames.function[frame]).reverse();
     const skipped = functions.findIndex(f => !this.allocator[f]);
     return skipped > 0 ? functions.slice(skipped) : functions;
+  }
+
+  /** File, line and module of a function's first frame. */
+  placeOf(label: number): string {
+    const frame = this.frameOf[label], place = this.place(frame), module = this.strings[this.frames.module[frame]];
+    return module && module !== place ? [place, module].filter(text => text).join(" · ") : place;
+  }
+
+  rankOf(label: number): number {
+    return this.frames.rank[this.frameOf[label]];
   }
 
   /** `file:line`, or the module. */

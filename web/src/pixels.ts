@@ -14,6 +14,13 @@ export function hsl(hue: number, saturation: number, lightness: number): Colour 
   return (0xff000000 | (part(4) << 16) | (part(8) << 8) | part(0)) >>> 0;
 }
 
+/** The colour of a function by its origin (`rank` as on the wire): green for the program, blue for libraries, grey for start-up. `h`, from 0 to 1, tells
+ * neighbours apart. */
+export function originColour(rank: number, h: number): Colour {
+  if (rank === 1 || rank === 3) return hsl(212 + h * 24, 58 + h * 12, 72 + h * 6);
+  return rank === 4 ? hsl(217, 8 + h * 2, 72 + h * 3) : hsl(95 + h * 70, 42 + h * 18, 62 + h * 14);
+}
+
 /** The same colour, half transparent. */
 export function faded(colour: Colour): Colour {
   return ((colour & 0xffffff) | 0x80000000) >>> 0;

@@ -1,4 +1,4 @@
-// What must be in plain sight: how much, how sure, what was lost, what it costs, what is hooked and how.
+// What must be in plain sight: how much, how sure, what was lost, what it costs, and how it was counted.
 
 import { button, drawing, element } from "./dom.ts";
 import { bytes, count, figure, interval, literal, percent, seconds, shown } from "./format.ts";
@@ -23,14 +23,14 @@ export function lost(counters: Record<string, number>): { lost: number; hits: nu
   return { lost: all.reduce((sum, [, n]) => sum + n, 0), hits: counters.hits ?? 0 };
 }
 
-/** How processes are hooked, in words. */
+/** How processes are counted, in words. */
 const WAYS: Record<string, string> = { inline: "inline", probe: "by probes", usdt: "by their own samples", "go runtime": "by Go's runtime" };
 
 /** What grows; a click looks for the function. */
 function growing(data: PageData, onFunction: (name: string) => void): HTMLElement | null {
   if (!data.growing) return null;
   if (!data.growing.length) return card("growing", "nothing", "that stands out");
-  const lines = data.growing.map(it => element("p", {}, button(shown(it.name, 200), () => onFunction(literal(it.name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
+  const lines = data.growing.map(it => element("p", {}, it.program ? `${shown(it.program, 60)}: ` : "", button(shown(it.name, 200), () => onFunction(literal(it.name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
   return element("div", { class: "card growing" }, element("small", {}, "growing"), ...lines);
 }
 
@@ -39,7 +39,7 @@ export function summary(data: PageData, serving: Serving | null, onFunction: (na
   const missing = lost(data.counters);
   const ways = new Map<string, number>();
   for (const process of data.processes) {
-    const way = WAYS[process.hook ?? ""] ?? "not hooked";
+    const way = WAYS[process.hook ?? ""] ?? "not counted";
     ways.set(way, (ways.get(way) ?? 0) + process.count);
   }
   const processes = data.processes.reduce((sum, process) => sum + process.count, 0);
@@ -49,7 +49,7 @@ export function summary(data: PageData, serving: Serving | null, onFunction: (na
     totalCard("in use", total("inuse_space"), "bytes"),
     totalCard("allocated", total("alloc_space"), "bytes"),
     growing(data, onFunction),
-    card("hooked", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
+    card("counted", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
     Object.keys(data.counters).length
       ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,
     serving && share
@@ -133,10 +133,10 @@ function nameOf(process: Process): string {
   return `${process.comm || "unnamed"}${process.pid ? ` (${process.pid})` : ""}${process.ended ? ", ended" : ""}`;
 }
 
-/** Each process and how it is hooked. */
+/** Each process and how it is counted. */
 export function hooks(data: PageData): HTMLElement {
   const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
-  const head = ["Process", "Hooked", "In use", "RSS", "Hooked for", "Not hooked", "Allocators"];
+  const head = ["Process", "Counted", "In use", "RSS", "Counted for", "Not counted", "Allocators"];
   table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
   const body = element("tbody");

@@ -15,6 +15,9 @@ export interface Tree {
   count: number;
   name(label: number): string;
   short(label: number): string;
+  /** File, line and module; empty if they are not known. */
+  place(label: number): string;
+  rank(label: number): number;
 }
 
 /** A tree that grows. */
@@ -62,6 +65,8 @@ export class Builder {
       label, parent, first, next, depth, count,
       name: id => (id >= 0 ? sheet.names[id] : extra(id)),
       short: id => (id >= 0 ? sheet.short[id] : extra(id)),
+      place: id => (id >= 0 ? sheet.placeOf(id) : ""),
+      rank: id => (id >= 0 ? sheet.rankOf(id) : 0),
     };
   }
 }

@@ -7,7 +7,7 @@ import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } f
 import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
-import { faded, hsl, Rows } from "../src/pixels.ts";
+import { faded, hsl, originColour, Rows } from "../src/pixels.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { lost } from "../src/summary.ts";
@@ -304,4 +304,32 @@ test("files hold every stack", () => {
   const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null };
   assert.equal(folded(doc, WEIGHTS).split("\n")[1], "main;a;b;malloc 20");
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
+});
+
+test("colours of origins are legible, and differ for everyone", () => {
+  const linear = (c: number) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const channels = (colour: number) => [0, 8, 16].map(bits => linear(((colour >> bits) & 255) / 255));
+  const luminance = (c: number[]) => 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2];
+  const lab = ([r, g, b]: number[]) => {
+    const f = (t: number) => (t > 0.008856 ? Math.cbrt(t) : 7.787 * t + 16 / 116);
+    const x = f((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505), y = f(0.2126 * r + 0.7152 * g + 0.0722 * b), z = f((0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089);
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
+  };
+  // How people see who lack one kind of cones (Machado, Oliveira, Fernandes, 2009).
+  const sights = [
+    [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+  ];
+  const origins = [0, 1, 4].map(rank => [0, 0.25, 0.5, 0.75, 1].map(h => channels(originColour(rank, h))));
+  // The text in boxes is #14181c, in either theme.
+  const text = luminance([0x14, 0x18, 0x1c].map(c => linear(c / 255)));
+  for (const colour of origins.flat()) assert.ok((luminance(colour) + 0.05) / (text + 0.05) > 4.5);
+  for (const sight of sights) {
+    const seen = (c: number[]) => lab(sight.map(row => Math.min(1, Math.max(0, row[0] * c[0] + row[1] * c[1] + row[2] * c[2]))));
+    for (const [one, other] of [[0, 1], [0, 2], [1, 2]]) {
+      for (const a of origins[one].map(seen)) for (const b of origins[other].map(seen)) assert.ok(Math.hypot(a[0] - b[0], a[1] - b[1], a[2] - b[2]) > 8);
+    }
+  }
 });

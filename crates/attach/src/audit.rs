@@ -35,7 +35,7 @@ pub(super) fn file_audit(
         match (end, site.return_probe) {
             _ if !site.return_needed => {}
             (EndSeen::Unhookable, _) => {
-                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}; it needs session links")));
+                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}; it needs Linux 6.13")));
                 continue;
             }
             (EndSeen::Never, _) => limits.push(Missing::new(site.function.clone(), RESULT_UNSEEN)),

@@ -72,7 +72,7 @@ impl Missing {
     /// start of the process or of the recording.
     pub fn early_objects(late_ns: u64) -> Self {
         let late = late_ns as f64 * 1e-9;
-        Self::new(Self::EARLY_OBJECTS, format!("counted only since the process was hooked inline, after {late:.1} s"))
+        Self::new(Self::EARLY_OBJECTS, format!("counted only since inline hooks were placed, after {late:.1} s"))
     }
 
     /// Name of what is missing if another heapbpf hooked a process inline during the recording.
@@ -81,7 +81,7 @@ impl Missing {
     /// Records that another heapbpf had a process hooked inline during part of the recording.
     #[must_use]
     pub fn unseen() -> Self {
-        Self::new(Self::UNSEEN, "not counted while another recording had the process hooked inline")
+        Self::new(Self::UNSEEN, "not counted while another recording counted the process from inside")
     }
 
     /// Records that the counts a process with inline hooks keeps in its memory cannot be right.

@@ -230,7 +230,7 @@ pub fn small() -> Profile {
         rows,
         modules,
         counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),
-        notes: vec!["worker \"x\" (4300) was hooked for 50 % of its life".into()],
+        notes: vec!["worker \"x\" (4300) was counted for 50 % of its life".into()],
     }
 }
 

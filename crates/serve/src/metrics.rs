@@ -19,6 +19,7 @@ use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
 use heapbpf_profile::process_pools::pools_of_processes;
+use heapbpf_profile::report::Growing;
 use heapbpf_profile::value::Value;
 use heapbpf_record::requests::Made;
 use heapbpf_statistics::estimate::Estimate;
@@ -31,6 +32,12 @@ pub const MOST_PROCESSES: usize = 500;
 
 /// Maximum number of programs with their own series of memory held at exit.
 pub const MOST_PROGRAMS: usize = 500;
+
+/// Maximum number of leak suspects with their own series.
+pub const MOST_SUSPECTS: usize = 100;
+
+/// Maximum length of a function's name in a label, in characters.
+const LONGEST_NAME: usize = 200;
 
 /// Name of the gauge that counts processes missing from the exact totals.
 const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
@@ -53,6 +60,31 @@ pub struct Serving {
     pub refused: u64,
     /// Delivery status of pushed profiles.
     pub push: Vec<PushStatus>,
+    /// Functions that may leak, of all that the client may see.
+    pub suspects: Vec<Suspected>,
+}
+
+/// A function that may leak.
+#[derive(Clone, Debug)]
+pub struct Suspected {
+    labels: String,
+    per_second: Estimate,
+}
+
+impl Suspected {
+    /// The functions that grow in a profile, without those that also grow in a process that is not visible.
+    pub fn of(profile: &Profile, growing: &[Growing], visible: impl Fn(&Process) -> bool) -> Vec<Self> {
+        let suspected = |it: &Growing| {
+            let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
+            let program = program_labels(processes.first()?);
+            let name: String = it.name.chars().take(LONGEST_NAME).collect();
+            let labels = program.strip_suffix('}').unwrap_or(&program);
+            let labels = format!("{labels},function=\"{}\"}}", escaped(&name));
+            let is_visible = processes.into_iter().all(&visible);
+            it.per_second.filter(|_| is_visible).map(|per_second| Self { labels, per_second })
+        };
+        growing.iter().filter_map(suspected).collect()
+    }
 }
 
 /// State that persists between scrapes. It keeps the highest value so far of each counter: a sampled call that turns
@@ -65,6 +97,8 @@ pub struct Metrics {
     others: HashSet<ProcessKey>,
     /// Programs, by their labels, with their own series of memory held at exit.
     programs: HashSet<String>,
+    /// Leak suspects, by their labels, with their own series.
+    suspects: HashSet<String>,
     totals: HashMap<&'static str, u64>,
     status: OwnStatus,
 }
@@ -139,6 +173,7 @@ impl Metrics {
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
         self.growth(made, &visible, &mut out);
+        self.suspects(&serving.suspects, &mut out);
         self.resident(made, &visible, &mut out);
         if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
@@ -274,6 +309,35 @@ impl Metrics {
             growth.add(&labels(process), &per_second);
         }
         growth.0.iter().for_each(|family| family.write(out));
+    }
+
+    /// Writes how fast leak suspects grow. The first ones have their own series and keep them; of the others only the
+    /// number is written.
+    fn suspects(&mut self, suspects: &[Suspected], out: &mut String) {
+        let mut growth = Estimated::new([
+            (
+                "heapbpf_suspect_growth_bytes_per_second",
+                "Growth of bytes in use of a function that may leak, as of the last profile that was kept.",
+            ),
+            ("heapbpf_suspect_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
+            ("heapbpf_suspect_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
+        ]);
+        let (mut written, mut other) = (HashSet::new(), 0u64);
+        for Suspected { labels, per_second } in suspects {
+            let has_room = self.suspects.len() < MOST_SUSPECTS;
+            let own = self.suspects.contains(labels) || has_room && self.suspects.insert(labels.clone());
+            // A name that was shortened may equal another one.
+            if own && written.insert(labels) {
+                growth.add(labels, per_second);
+            } else {
+                other += 1;
+            }
+        }
+        growth.0.iter().for_each(|family| family.write(out));
+        if other > 0 {
+            let help = "Functions that may leak and have no series of their own (limit reached).";
+            single(out, "heapbpf_other_suspects", "gauge", help, other);
+        }
     }
 
     /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was

@@ -15,6 +15,7 @@ use heapbpf_profile::GroupBy;
 use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::page::{served_page, served_policy};
+use heapbpf_profile::report::{Growing, growing};
 use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
 use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
@@ -26,7 +27,7 @@ use tokio::time::timeout;
 use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
 use super::history::{self, History};
-use super::metrics::{Metrics, Serving};
+use super::metrics::{Metrics, Serving, Suspected};
 use super::moments::Moments;
 use super::page::{self, Seen};
 use super::places::{Places, Slot};
@@ -47,6 +48,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const PROFILES: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
 /// Maximum time to wait for a profile that no page asks for. Names may take minutes, and clients wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum number of leak suspects of a profile that are remembered.
+const MOST_SUSPECTS: usize = 20;
 /// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -63,6 +66,8 @@ struct ServerState {
     push: PushStatuses,
     history: Mutex<History>,
     moments: Moments,
+    /// The last profile that was kept unasked, with its leak suspects.
+    suspects: Mutex<Option<(Arc<Shared>, Vec<Growing>)>>,
     layouts: page::Layouts,
     /// Held while a file is made for a page, because files are made in memory.
     exporting: Arc<tokio::sync::Mutex<()>>,
@@ -141,6 +146,7 @@ impl Routes {
             push,
             history: Mutex::default(),
             moments: Moments::default(),
+            suspects: Mutex::default(),
             layouts: page::Layouts::default(),
             exporting: Arc::default(),
             answered: AtomicU64::new(0),
@@ -328,7 +334,9 @@ impl ServerState {
             match timeout(PATIENCE, self.source.second_profile(0, Detail::Stacks)).await {
                 Ok(Ok(profile)) => {
                     self.keep(&profile);
-                    pause = next_pause(pause, Some(profile.made.cpu));
+                    let (kept, cpu) = (profile.kept(), profile.made.cpu);
+                    drop(profile);
+                    pause = next_pause(pause, Some(cpu + self.suspect(kept).await));
                 }
                 Ok(Err(SourceError::Unanswered(Unanswered::Ended))) => return,
                 Ok(Err(SourceError::Unanswered(_) | SourceError::Busy)) => {}
@@ -336,6 +344,26 @@ impl ServerState {
             }
             tokio::time::sleep_until((begun + pause).into()).await;
         }
+    }
+
+    /// Finds the leak suspects of a profile, and remembers them. Returns the CPU time that it took.
+    async fn suspect(&self, profile: Arc<Shared>) -> Duration {
+        let found = in_thread((), move || {
+            let cpu_before = thread_cpu_time();
+            let growing = growing(&profile.made.profile, page::CONFIDENCE, MOST_SUSPECTS).unwrap_or_default();
+            (profile, growing, thread_cpu_time().saturating_sub(cpu_before))
+        });
+        // If it panicked, the last ones stay.
+        let Ok((profile, growing, cpu)) = found.await else { return Duration::ZERO };
+        *self.suspects.lock().unwrap_or_else(PoisonError::into_inner) = Some((profile, growing));
+        cpu
+    }
+
+    /// The leak suspects of which a client sees all processes.
+    fn suspected(&self, filters: &[&Filter]) -> Vec<Suspected> {
+        let suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((shared, growing)) = &*suspects else { return Vec::new() };
+        Suspected::of(&shared.made.profile, growing, |process| filters.iter().all(|filter| filter.matches(process)))
     }
 
     /// Answers with the totals of some time.
@@ -366,13 +394,15 @@ impl ServerState {
         }
         let _permit = self.permit(token)?;
         let shared = self.source.profile(token, Detail::Totals).await?;
+        let filters = [&scope, &parameters.filter];
         let serving = Serving {
             answered: self.answered.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             push: self.push.read(),
+            suspects: self.suspected(&filters),
         };
         let mut metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = metrics.write(&shared.made, &[&scope, &parameters.filter], serving);
+        let text = metrics.write(&shared.made, &filters, serving);
         drop(metrics);
         self.answered.fetch_add(1, Ordering::Relaxed);
         Ok(answer([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))

@@ -75,7 +75,11 @@ fn press(top: &mut Top, keys: &str) {
     }
 }
 
+/// Also looks for words of the code, which tell a user nothing.
 fn check(name: &str, found: &str) {
+    for word in ["session link", "criterion", "hooked", "given up", "σ", "q <", "q ="] {
+        assert!(!found.to_lowercase().contains(word), "{word}: {found}");
+    }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/golden").join(format!("{name}.txt"));
     if std::env::var_os("HEAPBPF_BLESS").is_some() {
         std::fs::write(&path, found).expect("writable");
@@ -121,11 +125,11 @@ fn what_grew_since_the_mark_is_significant_and_noise_is_not() {
     press(&mut top, "⏎⇥m");
     top.take(profile(20, 21));
     let text = screen(&mut top, 100, 24);
-    assert!(text.contains("SINCE MARK") && text.contains("not significant, q = "), "{text}");
+    assert!(text.contains("SINCE MARK") && text.contains("may be chance"), "{text}");
     top.take(profile(30, 400));
     let text = screen(&mut top, 100, 24);
     check("marked_100x24", &text);
-    assert!(text.contains("since the mark +") && text.contains(": significant, q < 0.001"), "{text}");
+    assert!(text.contains("since the mark +") && text.contains(": significant"), "{text}");
     assert_eq!(text.matches("MiB* ").count(), 1, "{text}");
     press(&mut top, "⇥⎋");
     let text = screen(&mut top, 100, 24);

@@ -1,10 +1,21 @@
 //! Suggestions for unknown words on the command line.
 
+use std::ffi::OsString;
+
 use clap::CommandFactory as _;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::args::Cli;
+
+/// The words of the command line, with `heapbpf report --suspects FILE` for `heapbpf suspects FILE`.
+pub fn guessed(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_some_and(|word| word == "suspects") {
+        drop(words.splice(1..2, ["report".into(), "--suspects".into()]));
+    }
+    words
+}
 
 /// Adds a suggestion to the error if a word is unknown. It may be a misspelt option or command, a process ID, or a
 /// program.
@@ -60,7 +71,7 @@ fn similar_command(word: &str) -> Option<String> {
     nearest(word, names)
 }
 
-/// Whether a word is an option of `heapbpf report`, such as `suspects`.
+/// Whether a word is an option of `heapbpf report`, such as `tree`.
 fn is_a_view(word: &str) -> bool {
     let cli = Cli::command();
     cli.find_subcommand("report").is_some_and(|report| report.get_arguments().any(|arg| arg.get_long() == Some(word)))
@@ -139,7 +150,11 @@ mod tests {
     #[test]
     fn a_word_without_an_option_is_a_process_or_a_program() {
         assert!(message(&["heapbpf", "1234"]).contains("use '--pid 1234'"), "{}", message(&["heapbpf", "1234"]));
-        assert!(message(&["heapbpf", "suspects", "x.json"]).contains("use 'report --suspects'"));
+        assert!(message(&["heapbpf", "tree", "x.json"]).contains("use 'report --tree'"));
+        let words = guessed(["heapbpf", "suspects", "x.json"].into_iter().map(OsString::from));
+        assert_eq!(words, ["heapbpf", "report", "--suspects", "x.json"]);
+        let words = guessed(["heapbpf", "--comm", "suspects"].into_iter().map(OsString::from));
+        assert_eq!(words, ["heapbpf", "--comm", "suspects"]);
         assert!(message(&["heapbpf", "./server"]).contains("use '-- ./server'"));
         let misspelt = message(&["heapbpf", "--intervall", "5"]);
         assert!(misspelt.contains("'--interval'") && !misspelt.contains("to start"), "{misspelt}");

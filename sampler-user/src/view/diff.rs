@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use heapbpf_profile::diff::{Change, Diff, Direction, FunctionChange, StackChange, Verdict};
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
-use heapbpf_profile::report::text::{Column, Style, Table, clip, wrap};
+use heapbpf_profile::report::text::{Column, Style, Table, clip, width, wrap};
 use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
 
@@ -60,31 +60,8 @@ fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     if shown.is_empty() {
         return lines;
     }
-    let has_groups = shown.iter().any(|it| it.group != shown[0].group);
-    let mut table = Table::new(vec![
-        Column::right("#", Style::Dim).gap(1),
-        Column::right("BEFORE", Style::Plain),
-        Column::right("AFTER", Style::Plain),
-        Column::left("CHANGE", Style::Bold),
-        Column::left("", Style::Plain),
-        Column::left("FUNCTION", Style::Name),
-    ]);
-    for (number, FunctionChange { group, function, place, figures }) in (1..).zip(shown) {
-        let lead = if has_groups { format!("{group}: ") } else { String::new() };
-        let at = if place.is_empty() { String::new() } else { format!(" {place}") };
-        table.row(vec![
-            number.to_string(),
-            figure(figures, &figures.before),
-            figure(figures, &figures.after),
-            bounded(figures, &figures.change),
-            said(figures),
-            clip(&format!("{lead}{function}{at}"), options.width * 2 / 5),
-        ]);
-    }
     lines.push(String::new());
-    let (head, rows) = table.lines(options.width, options.color);
-    lines.push(head);
-    lines.extend(rows);
+    lines.extend(rows_of_functions(shown, options));
     if compared > shown.len() {
         lines.push(format!("… and {} more", compared - shown.len()));
     }
@@ -96,6 +73,49 @@ fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
             units::percent(diff.false_discovery_rate)
         );
         lines.extend(wrap(&text, options.width));
+    }
+    lines
+}
+
+/// The rows of functions below their header. On a narrow terminal, each function is on a line of its own.
+fn rows_of_functions(shown: &[FunctionChange], options: &DiffTableOptions) -> Vec<String> {
+    let has_groups = shown.iter().any(|it| it.group != shown[0].group);
+    let name = |FunctionChange { group, function, place, .. }: &FunctionChange| {
+        let lead = if has_groups { format!("{group}: ") } else { String::new() };
+        let at = if place.is_empty() { String::new() } else { format!(" {place}") };
+        format!("{lead}{function}{at}")
+    };
+    let table = |has_names: bool| {
+        let mut columns = vec![
+            Column::right("#", Style::Dim).gap(1),
+            Column::right("BEFORE", Style::Plain),
+            Column::right("AFTER", Style::Plain),
+            Column::left("CHANGE", Style::Bold),
+            Column::left("", Style::Plain),
+        ];
+        columns.extend(has_names.then(|| Column::left("FUNCTION", Style::Name)));
+        let mut table = Table::new(columns);
+        for (number, change) in (1..).zip(shown) {
+            let figures = &change.figures;
+            let mut cells = vec![
+                number.to_string(),
+                figure(figures, &figures.before),
+                figure(figures, &figures.after),
+                bounded(figures, &figures.change),
+                said(figures),
+            ];
+            cells.extend(has_names.then(|| clip(&name(change), options.width * 2 / 5)));
+            table.row(cells);
+        }
+        table
+    };
+    let (head, rows) = table(true).lines(options.width, false);
+    let has_names = std::iter::once(&head).chain(&rows).all(|line| width(line) <= options.width);
+    let (head, rows) = table(has_names).lines(options.width, options.color);
+    let mut lines = vec![head];
+    for (row, change) in rows.into_iter().zip(shown) {
+        lines.push(row);
+        lines.extend((!has_names).then(|| format!("      {}", clip(&name(change), options.width.saturating_sub(6)))));
     }
     lines
 }
@@ -270,6 +290,17 @@ mod tests {
         let line = leaking.lines().find(|line| line.contains("grow json.c:31")).expect("a row");
         assert!(line.contains("grew, sure"), "{leaking}");
         assert!(leaking.lines().all(|line| line.chars().count() <= 120), "{leaking}");
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_each_function_has_a_line_of_its_own() {
+        let (before, mut after) = (testing::small().only_process(0), testing::small().only_process(0));
+        after.rows[0].inuse = testing::sums(60, 4_096, 524_288);
+        let found = diff(&before, &after, &DiffOptions::default());
+        let text = table(&found, &DiffTableOptions { width: 60, color: false, top: 20, stacks: false });
+        let row = text.lines().skip_while(|line| !line.contains("grew, sure")).take(2).collect::<Vec<_>>();
+        assert!(row.len() == 2 && !row[0].contains("grow json.c") && row[1].contains("grow json.c:31"), "{text}");
+        assert!(!text.contains("FUNCTION"), "{text}");
     }
 
     /// Stacks are shown as a report shows them.

@@ -306,7 +306,7 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let pid = target.pid();
     let first = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", first.said());
-    let is_told = |told: &str| told.contains("another recording has it hooked inline");
+    let is_told = |told: &str| told.contains("another recording counts it from inside");
     // The inline recording is there already, or comes later.
     let second = probes(pid).start();
     assert!(is_told(&second.said()), "{}", second.said());

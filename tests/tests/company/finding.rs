@@ -286,7 +286,7 @@ fn hand_written_functions() {
             // The code does not reveal its returns either, and without session links that reason comes first.
             let is_refused =
                 why.contains("an instruction that heapbpf does not know") && why.contains("the kernel refuses a probe");
-            is_refused || link != "session" && why.contains("it needs session links")
+            is_refused || link != "session" && why.contains("it needs Linux 6.13")
         };
         assert!(process.missing.iter().any(|gap| gap.what == "valloc" && told(&gap.why)), "{:?}", process.missing);
         let reasons = |list: &Value| list.as_array().is_some_and(|list| list.iter().all(|p| p["reason"] != ""));

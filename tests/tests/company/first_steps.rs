@@ -1,8 +1,22 @@
-//! What a new user sees first: heapbpf without arguments on a terminal, and the demonstration.
+//! What a new user sees first: heapbpf without arguments on a terminal, the demonstration, and the answers to six
+//! everyday questions. Each answer is on the first screen of a recording with default options: 25 lines of 80 columns,
+//! or the page without scrolling.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::browser::Browser;
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::pprof::go_tool_pprof;
+use heapbpf_tests::program::{copy_of, program, program_with};
+use heapbpf_tests::pty::SlowTerminal;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+use serde_json::Value;
 
 #[test]
 fn the_demonstration_shows_its_leak() {
@@ -36,4 +50,190 @@ fn on_a_terminal_the_first_steps_are_shown() {
     let output = Command::new(heapbpf()).output().expect("the binary under test runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("what should be profiled?") && text.lines().count() == 1, "{text}");
+}
+
+/// The number of lines and columns of a screen.
+const SCREEN: [usize; 2] = [25, 80];
+/// The length of recordings in which something grows: at the default interval, dozens of samples are kept.
+const GROWING: &str = "8s";
+/// More operations than a program makes during a test.
+const ENDLESS: &str = "100000000";
+
+/// What heapbpf prints in a terminal.
+fn in_terminal(command: &str, files: &[PathBuf]) -> String {
+    let mut words = Command::new(heapbpf());
+    words.arg(command).args(files).env("NO_COLOR", "1");
+    let mut terminal = SlowTerminal::start(&mut words, 1 << 20).expect("a pseudo-terminal");
+    let status = terminal.end(Duration::from_secs(60));
+    // Its last lines may not have been read yet.
+    terminal.read_for(Duration::from_millis(500));
+    let text = String::from_utf8_lossy(&terminal.shown).replace('\r', "");
+    assert!(status.is_some_and(|status| status.success()), "{command}: {status:?}\n{text}");
+    text
+}
+
+/// The report of a recording. It is no larger than a screen.
+fn report(outcome: &Outcome) -> String {
+    let text = in_terminal("report", &[outcome.file("profile.json")]);
+    let [lines, columns] = SCREEN;
+    assert!(text.lines().count() <= lines, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+    text
+}
+
+/// What follows a title in a report, such as `growing`; without that, nothing.
+fn said<'a>(text: &'a str, title: &str) -> &'a str {
+    text.lines().find_map(|line| line.trim_start().strip_prefix(title)).unwrap_or_default().trim()
+}
+
+/// The first row of the table of functions.
+fn first_function(text: &str) -> &str {
+    text.lines().find(|line| line.starts_with(" 1 ")).unwrap_or_default()
+}
+
+/// Of eight functions that allocate by `operator new`, one keeps a part of its blocks.
+#[test]
+fn the_leak_of_a_server_in_cpp_is_named() {
+    let case = "the_leak_of_a_server_in_cpp_is_named";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let server = program_with("operators", "operators", &["-std=c++17", "-fsized-deallocation"]);
+    let mut target = Target::start(&server, [ENDLESS, "2000"]);
+    let recording = Recorder::new().pid(target.pid()).option("--duration", GROWING).start();
+    target.go();
+    let text = report(&recording.finish());
+    let growing = said(&text, "growing");
+    assert!(growing.starts_with("site_05 +") && growing.contains("/s ["), "{text}");
+    assert!(first_function(&text).contains("site_05 operators.cc:"), "{text}");
+    assert!(said(&text, "next").contains("heapbpf report --suspects"), "{text}");
+}
+
+/// Two of three blocks are freed, but those between them keep the heap from shrinking: it holds twice as much free
+/// memory as Python's objects.
+#[test]
+fn why_the_memory_of_python_is_three_times_what_its_objects_take() {
+    const SCRIPT: &str = "
+import os, sys
+def fill():
+    blocks = []
+    for _ in range(30000): blocks.append(bytearray(4000))
+    return blocks
+def thin(blocks):
+    del blocks[1::3]
+    del blocks[1::2]
+print('READY', os.getpid(), flush=True)
+sys.stdin.readline()
+held = fill()
+thin(held)
+print('DONE', flush=True)
+sys.stdin.readline()
+";
+    let case = "why_the_memory_of_python_is_three_times_what_its_objects_take";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let mut target = Target::start_command(Command::new(python).args(["-c", SCRIPT]));
+    let recording = Recorder::new().pid(target.pid()).start();
+    target.go();
+    assert_eq!(target.line(), "DONE");
+    let text = report(&recording.stop());
+    assert!(first_function(&text).contains("fill"), "{text}");
+    // Lines are wrapped.
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let resident = words.split_once(" resident ").map_or("", |(_, after)| after);
+    let free = resident.split_once(" MiB free inside glibc").and_then(|(before, _)| before.rsplit_once('('));
+    let free: f64 = free.and_then(|(_, free)| free.parse().ok()).unwrap_or_else(|| panic!("{text}"));
+    // 10,000 gaps of 8,032 bytes are 76.6 MiB.
+    assert!((60.0..90.0).contains(&free), "{text}");
+}
+
+#[test]
+fn what_a_change_did_is_told_either_way() {
+    let Some(_turn) = turn("what_a_change_did_is_told_either_way") else { return };
+    let run = |operations: &str| {
+        let recorder = Recorder::new().variable("FREE_RUNNING", OsStr::new("1"));
+        recorder.command(&program("growing"), [operations]).start().finish()
+    };
+    let [less, more] = ["200000", "1000000"].map(run);
+    let files = [&less, &more].map(|outcome| outcome.file("profile.json"));
+    let [few, many] = &files;
+    for (before, after, verdict) in [(few, many, "grew, sure"), (many, few, "shrank, sure")] {
+        let text = in_terminal("diff", &[before.clone(), after.clone()]);
+        // The function is in the same row, or on a line of its own.
+        let screen: Vec<&str> = text.lines().take(SCREEN[0]).collect();
+        let is_told = |rows: &[&str]| rows[0].contains(verdict) && rows.concat().contains("site_00");
+        assert!(screen.windows(2).any(is_told), "{verdict}:\n{text}");
+    }
+}
+
+#[test]
+fn which_of_fifteen_services_takes_the_memory() {
+    let Some(_turn) = turn("which_of_fifteen_services_takes_the_memory") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = |number: usize| {
+        let copy = copy_of(&program("growing"), folder.path(), &format!("jobs-svc-{number:02}"));
+        Target::start(&copy, [ENDLESS, if number == 7 { "100000" } else { "1000" }])
+    };
+    let mut services: Vec<Target> = (0..15).map(service).collect();
+    let recording = Recorder::new().option("--comm", "jobs-svc-*").option("--duration", GROWING).start();
+    services.iter_mut().for_each(Target::go);
+    let text = report(&recording.finish());
+    let mut table = text.lines().skip_while(|line| !line.trim_start().starts_with("PROGRAM")).skip(1);
+    assert!(table.next().is_some_and(|line| line.trim_start().starts_with("jobs-svc-07 ")), "{text}");
+}
+
+/// The page names the leak without scrolling, the metrics tell which process grows, and the service ends with three
+/// lines.
+#[test]
+fn a_service_that_runs_on_shows_what_grows() {
+    let case = "a_service_that_runs_on_shows_what_grows";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("growing"), [ENDLESS, "50000"]);
+    let (recording, address) = Recorder::new().service().pid(target.pid()).without_outputs().serve();
+    target.go();
+    let least = || get(address, "/metrics").metric_of("heapbpf_process_growth_low_bytes_per_second", target.pid());
+    until("growth that is certain", || least().is_some_and(|bytes| bytes > 0.0));
+    if let Some(mut browser) = Browser::start(1400, 900) {
+        let card = "document.querySelector('.card.growing')";
+        browser.open(&format!("http://{address}/"), &format!("{card}?.innerText.includes('site_00')"));
+        let text = browser.text(&format!("{card}.innerText"));
+        assert!(text.contains("/s [") && text.contains('+'), "{text}");
+        let bottom = browser.value(&format!("{card}.getBoundingClientRect().bottom"));
+        assert!(bottom.as_f64().is_some_and(|bottom| bottom <= 900.0), "{bottom}");
+    } else {
+        skipped(case, "the part about the page: there is no chromium");
+    }
+    let said = recording.stop().stdout;
+    // Losses are told, too.
+    assert_eq!(said.lines().filter(|line| !line.trim_start().starts_with('!')).count(), 3, "{said}");
+}
+
+/// Prometheus itself scrapes in `serve.rs`.
+#[test]
+fn what_was_recorded_opens_in_pprof_and_speedscope() {
+    let case = "what_was_recorded_opens_in_pprof_and_speedscope";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("growing"), ["200000"]);
+    let recording = Recorder::new().pid(target.pid()).option("-o", "x.speedscope.json").start();
+    target.run();
+    let outcome = recording.stop();
+    if let Some(top) = go_tool_pprof(&["-top"], &outcome.file("profile.pb.gz")) {
+        assert!(top.contains("Type: inuse_space"), "{top}");
+        let first = top.lines().skip_while(|line| !line.contains("flat%")).nth(1).unwrap_or_default();
+        assert!(first.contains("site_00"), "{top}");
+    } else {
+        skipped(case, "the part about pprof: there is no go");
+    }
+    let text = fs::read_to_string(outcome.file("x.speedscope.json")).expect("it was written");
+    let file: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
+    let active = &file["profiles"][file["activeProfileIndex"].as_u64().expect("an index") as usize];
+    assert_eq!((active["type"].as_str(), active["unit"].as_str()), (Some("sampled"), Some("bytes")));
+    let frames = file["shared"]["frames"].as_array().expect("frames");
+    let site = frames.iter().position(|frame| frame["name"].as_str().is_some_and(|name| name.contains("site_00")));
+    let site = site.expect("the function that keeps blocks");
+    let of_site = |stack: &Value| stack.as_array().is_some_and(|stack| stack.iter().any(|at| *at == site));
+    let stacks = active["samples"].as_array().expect("stacks");
+    assert!(!stacks.is_empty() && stacks.iter().all(of_site), "only this function keeps blocks: {active}");
 }

@@ -124,7 +124,7 @@ fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
             let (profile, stats) = recording.stop().results();
             let what = format!("{mode}, {kind}, {link}: {stats:?}");
             if mode == "jumps" && link != "session" {
-                let told = |note: &&String| note.contains(function) && note.contains("it needs session links");
+                let told = |note: &&String| note.contains(function) && note.contains("it needs Linux 6.13");
                 assert_eq!(profile.notes.iter().filter(told).count(), 1, "{:?} {what}", profile.notes);
                 continue;
             }

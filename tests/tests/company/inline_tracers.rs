@@ -90,7 +90,7 @@ const ORDERS: [[Step; 5]; 7] = [
 ];
 
 /// Part of the message that reports another recording's inline hooks.
-const SEES_NOTHING: &str = "another recording has it hooked inline";
+const SEES_NOTHING: &str = "another recording counts it from inside";
 
 fn place(order: &[Step], step: Step) -> usize {
     order.iter().position(|it| *it == step).expect("each step is in each order")

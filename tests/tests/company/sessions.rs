@@ -93,11 +93,26 @@ fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
 #[test]
 fn a_commands_exit_status_is_heapbpfs() {
     let Some(_turn) = turn("a_commands_exit_status_is_heapbpfs") else { return };
-    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 128 + 15), ("kill -KILL $$", 128 + 9)] {
+    for (script, code, signal) in [
+        ("exit 0", 0, None),
+        ("exit 7", 7, None),
+        ("kill -TERM $$", 128 + 15, Some("Terminated, signal 15")),
+        ("kill -KILL $$", 128 + 9, Some("Killed, signal 9")),
+    ] {
         let outcome = Recorder::new().command(Path::new(SHELL), ["-c", script]).start().ends();
         assert_eq!(outcome.status.code(), Some(code), "{script}: {}", outcome.stderr);
         outcome.results();
+        let told = outcome.stderr.lines().find_map(|line| line.strip_prefix("heapbpf: the command was ended: "));
+        assert_eq!(told, signal, "{script}: {}", outcome.stderr);
     }
+}
+
+#[test]
+fn a_command_that_runs_on_is_told() {
+    let Some(_turn) = turn("a_command_that_runs_on_is_told") else { return };
+    let recorder = Recorder::new().option("--duration", "500ms");
+    let outcome = recorder.command(Path::new(SHELL), ["-c", "sleep 3"]).start().finish();
+    assert!(outcome.stderr.contains("the command runs on (process "), "{}", outcome.stderr);
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     }
     tmux.press(&["m"]);
     tmux.await_text("SINCE MARK");
-    tmux.await_text("significant, q < 0.001");
+    tmux.await_text(": significant");
     tmux.press(&["?"]);
     tmux.await_text("this help; quit");
     tmux.press(&["x", "Space"]);

@@ -58,7 +58,7 @@ pub enum Refused {
     #[error("its code at {0:#x} differs from the allocator's file: another tool has patched it in memory")]
     Patched(u64),
     /// Another recording's hooks.
-    #[error("another recording has it hooked inline; its calls are not counted until that recording ends")]
+    #[error("another recording counts it from inside; its calls are not counted until that recording ends")]
     Hooked,
     /// What was mapped for us looked abandoned, because it was not locked yet.
     #[error("another heapbpf is removing old inline hooks from it")]
@@ -114,7 +114,7 @@ pub enum Refused {
         rule: String,
     },
     /// The first process of the host. The host stops without it.
-    #[error("it is the first process of the host (PID 1), which is never hooked inline")]
+    #[error("it is the first process of the host (PID 1), which never gets inline hooks")]
     First,
     /// The program died of inline hooks before.
     #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes allows hooking it again)")]

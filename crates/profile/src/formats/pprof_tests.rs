@@ -30,7 +30,7 @@ fn header_says_what_the_contract_says() {
     assert_eq!(profile.time_nanos, 1_700_000_000_123_456_789);
     assert_eq!(profile.duration_nanos, 30_500_000_000);
     let comments: Vec<&str> = profile.comment.iter().map(|&id| text(&profile, id)).collect();
-    for expected in ["interval=524288", "criterion=bytes", "coverage 50 %", "60000000 bytes", "hooked for"] {
+    for expected in ["interval=524288", "criterion=bytes", "coverage 50 %", "60000000 bytes", "counted for 50 %"] {
         assert!(comments.iter().any(|comment| comment.contains(expected)), "{expected}: {comments:?}");
     }
 }

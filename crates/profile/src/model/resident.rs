@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Glibc;
 
+/// The part in heaps of allocators.
+pub const HEAP: &str = "heap";
 /// The remaining part: anonymous memory that cannot be attributed.
 pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
@@ -71,7 +73,7 @@ impl Resident {
     /// Names and sizes of the parts, in a fixed order.
     pub const fn parts(&self) -> [(&'static str, u64); 8] {
         [
-            ("heap", self.heap_bytes),
+            (HEAP, self.heap_bytes),
             ("files", self.files_bytes),
             ("stacks", self.stacks_bytes),
             ("shared", self.shared_bytes),

@@ -73,7 +73,7 @@ fn idle_processes_are_in_groups_and_have_their_memory() {
 #[test]
 fn what_was_lost_and_how_processes_are_hooked_is_there() {
     let data = data(&testing::small());
-    assert!(data["remarks"].to_string().contains("hooked for 50 %"), "{}", data["remarks"]);
+    assert!(data["remarks"].to_string().contains("counted for 50 %"), "{}", data["remarks"]);
     assert_eq!(data["processes"][0]["hook"], "inline");
     assert_eq!(data["processes"][1]["not_inline"], "it runs with shadow stacks");
     assert_eq!(data["groups"].as_array().expect("groups").len(), 2);
@@ -183,6 +183,7 @@ fn what_grows_is_on_the_page_in_the_words_of_the_report() {
     profile.rows[0].growth = Some(Growth { kept, ..Growth::default() });
     let found = growing(&profile);
     let [first] = found.as_array().expect("it is known").as_slice() else { panic!("{found}") };
+    assert_eq!(first["program"], "server (4242)");
     assert_eq!(first["name"], "grow");
     assert!(first["how_much"].as_str().is_some_and(|text| text.starts_with('+') && text.contains("/s [")), "{first}");
     profile.header.growth_over = None;

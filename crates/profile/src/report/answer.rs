@@ -1,7 +1,7 @@
 //! The answer at the top of a report about one process, after the totals and their error bars: where memory is used,
 //! whether it grows, what was missed, and what to do next.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::chain::Call;
 use super::resident::unaccounted_bytes;
@@ -14,6 +14,7 @@ use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::Missing;
+use heapbpf_statistics::estimate::Estimate;
 use serde::Serialize;
 
 /// Maximum number of places named; each needs at least this share.
@@ -52,7 +53,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     if unaccounted > 0.0 {
         let much = units::bytes(unaccounted);
         missed.push(format!(
-            "at least {much} of other resident memory: a runtime's own heap, or from before the recording"
+            "≥ {much} of other resident memory: a runtime's own heap, or from before the recording"
         ));
     }
     missed.extend(given_up(context));
@@ -131,8 +132,11 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
 /// What grows most, and why it is suspected.
 fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
-        let Growing { name, how_much, why } = growing_of(context, groups, first);
-        let name = clip(&name, context.width / 3);
+        let Growing { program, name, how_much, why, .. } = growing_of(context, groups, first);
+        // Of several programs, the first question is which one grows.
+        let is_only = program.is_empty() || context.profile.number_of_processes() == 1;
+        let lead = if is_only { String::new() } else { clip(&program, context.width / 4) + ": " };
+        let name = lead + &clip(&name, context.width / 3);
         let more = match others.len() as u64 {
             0 => String::new(),
             more => format!("; and {}", plural(more, "other function")),
@@ -149,14 +153,22 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
 }
 
 /// A description of something that grows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Growing {
+    /// Name of its program; empty if the stacks of all programs are put together.
+    pub program: String,
     /// Name of the function.
     pub name: String,
     /// How fast it grows, with the ends of its interval, or how much is kept.
     pub how_much: String,
     /// Why it is suspected.
     pub why: String,
+    /// Its growth in bytes per second; `None` if the profile does not contain it.
+    #[serde(skip)]
+    pub per_second: Option<Estimate>,
+    /// Indices of the processes whose memory it is.
+    #[serde(skip)]
+    pub processes: BTreeSet<usize>,
 }
 
 /// What grows in a profile: at most `most` of its report's leak suspects. `None` if the profile cannot tell.
@@ -187,7 +199,15 @@ fn growing_of(context: &Context, groups: &[Group], suspect: &Suspect) -> Growing
         Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
         Why::Grows => format!("{} in use", units::bytes(suspect.inuse_bytes())),
     };
-    Growing { name: suspect.name.clone(), how_much, why }
+    let rows = suspect.stacks.iter().flat_map(|group| &group.rows);
+    Growing {
+        program: suspect.stacks.first().map_or_else(String::new, |group| group.name.clone().into_owned()),
+        name: suspect.name.clone(),
+        how_much,
+        why,
+        per_second: suspect.grown.map(|grown| grown.per_second),
+        processes: rows.map(|row| row.key.process).collect(),
+    }
 }
 
 /// The file for suggested commands: the one that was read or written, or a placeholder.

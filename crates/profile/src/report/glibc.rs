@@ -12,6 +12,8 @@ const MUCH_BYTES: u64 = 16 << 20;
 const MUCH: f64 = 0.1;
 /// More arenas than this per process are considered many; a single-threaded program has one.
 const MANY_ARENAS: u64 = 4;
+/// From this share of the resident memory, the brief report names memory of the heap that is in no recorded block.
+const MUCH_OF_RESIDENT: f64 = 1.0 / 3.0;
 /// From this size and share, the report names other memory in the heap's mappings, or memory added between the two
 /// readings.
 const OTHER_BYTES: f64 = (1 << 20) as f64;
@@ -50,6 +52,19 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
         said += &format!("; {remedy}");
     }
     said
+}
+
+/// What of the heap is in no recorded block, if it is a large part of the resident memory: ` (53.0 MiB free inside
+/// glibc)`, or nothing.
+pub(super) fn not_recorded(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
+    let least = resident.total_bytes() as f64 * MUCH_OF_RESIDENT;
+    let before = recorded(context, entry).map_or(0.0, |recorded| glibc.before(&recorded).estimate);
+    let large: Vec<String> = [(before, "in older blocks"), (glibc.free_resident_bytes as f64, "free inside glibc")]
+        .into_iter()
+        .filter(|(size, _)| *size >= least)
+        .map(|(size, what)| format!("{} {what}", bytes(size)))
+        .collect();
+    if large.is_empty() { String::new() } else { format!(" ({})", large.join(", ")) }
 }
 
 /// What was recorded, if all of it is in glibc's heaps, and no block is missing in any process.

@@ -1,5 +1,6 @@
 //! Golden tests of whole reports. `HEAPBPF_BLESS=1` rewrites the expected files; check them before you commit them.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::*;
@@ -50,4 +51,40 @@ fn reports_look_as_they_should() {
         check(&format!("by_{}", by.name()), &testing::small(), ReportOptions { by, ..default() });
     }
     check("tree", &testing::small(), ReportOptions { tree: Some(Tree::Down), ..default() });
+}
+
+/// Words of the code, which tell a user nothing; and words for which there is a sign.
+const NOT_ON_A_FIRST_SCREEN: [&str; 7] = ["session link", "criterion", "hooked", "given up", "σ", "q <", "at least "];
+
+/// The default report of each profile fits on a screen, says nothing twice, and is in plain words.
+#[test]
+fn first_screens_are_short_and_plain() {
+    for profile in [
+        testing::small(),
+        testing::small().only_process(0),
+        testing::small().only_process(1),
+        leaking(),
+        leaking().only_process(0),
+        testing::measured(),
+        testing::whole_host(),
+        testing::stripped(),
+        testing::partly_followed(),
+        testing::partly_in_memory(),
+        testing::followed_again(),
+        testing::ended_apart(),
+        testing::partly_read(),
+        testing::with_go_heap(),
+    ] {
+        for width in [80, 100] {
+            let text = report(&profile, &ReportOptions { brief: true, width, ..ReportOptions::default() });
+            assert!(text.lines().count() <= 25, "{text}");
+            let mut said = HashSet::new();
+            for line in text.lines().filter(|line| !line.is_empty()) {
+                assert!(said.insert(line), "twice: {line}\n{text}");
+            }
+            for word in NOT_ON_A_FIRST_SCREEN {
+                assert!(!text.to_lowercase().contains(word), "{word}: {text}");
+            }
+        }
+    }
 }

@@ -51,7 +51,7 @@ pub(super) fn refusals(profile: &Profile) -> (Vec<String>, usize) {
         let were = if number == 1 { "was" } else { "were" };
         let mut names: Vec<String> = some.iter().map(|process| clip(&process_name(process), NAME)).collect();
         names.extend((number > names.len() as u64).then(|| "…".to_owned()));
-        format!("{} {were} not hooked inline: {why} ({})", plural(number, "process"), names.join(", "))
+        format!("{} {were} not counted from inside: {why} ({})", plural(number, "process"), names.join(", "))
     };
     (most_first(reasons, |reason| reason.0).take(MOST_REASONS).map(text).collect(), more)
 }
@@ -115,8 +115,8 @@ mod tests {
                 "  by probes of their own: 7 processes",
                 "  not counted: 5 processes",
                 "  by inline hooks: 1 process",
-                "  ! 5 processes were not hooked inline: it is traced (x (10), x (11), x (12), …)",
-                "  ! 1 process was not hooked inline: it runs with shadow stacks (worker \"x\" (4300))",
+                "  ! 5 processes were not counted from inside: it is traced (x (10), x (11), x (12), …)",
+                "  ! 1 process was not counted from inside: it runs with shadow stacks (worker \"x\" (4300))",
             ]
         );
         assert_eq!((found.len(), &*found[9]), (10, "    and for 3 more reasons"));
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(lines(&profile.only_process(0)), [""; 0]);
         for brief in [false, true] {
             let text = report(&profile.only_process(1), &ReportOptions { brief, ..ReportOptions::default() });
-            let told = "! 1 process was not hooked inline: it runs with shadow stacks (worker \"x\" (4300))";
+            let told = "! 1 process was not counted from inside: it runs with shadow stacks (worker \"x\" (4300))";
             assert!(text.contains(told), "{text}");
         }
         let mut unknown = testing::small();

@@ -5,7 +5,7 @@ use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
 use crate::estimates::NOT_COUNTED;
 use crate::group::GroupBy;
-use crate::model::{OTHER, Process, Profile, Resident, UNDIVIDED};
+use crate::model::{HEAP, OTHER, Process, Profile, Resident, UNDIVIDED};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -79,11 +79,14 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// The resident memory of a single program, on one or two lines. Empty if it was not measured.
+/// The resident memory of a single program, with what of its heap is free or older if that is much. Empty if it was not
+/// measured.
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let measured = measured(context, GroupBy::Program);
-    let [(_, resident)] = measured.as_slice() else { return Vec::new() };
-    let wrapped = wrap(&large_parts(resident), context.width - 13);
+    let [(entry, resident)] = measured.as_slice() else { return Vec::new() };
+    let of_heap = |glibc| super::glibc::not_recorded(context, entry, resident, glibc);
+    let about_heap = resident.glibc.as_ref().map(of_heap).unwrap_or_default();
+    let wrapped = wrap(&large_parts(resident, &about_heap), context.width - 13);
     let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
     wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
 }
@@ -126,23 +129,26 @@ pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
 /// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The resident memory as a sum, with small parts added to "other".
-fn large_parts(resident: &Resident) -> String {
+/// The resident memory as a sum, with small parts added to "other". `about_heap` follows the heap.
+fn large_parts(resident: &Resident, about_heap: &str) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
     let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
     large.push((OTHER, rest.iter().map(|(_, size)| size).sum()));
-    sum_of(resident, &large)
+    sum_of(resident, &large, about_heap)
 }
 
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
 fn parts(resident: &Resident) -> String {
-    sum_of(resident, &resident.parts())
+    sum_of(resident, &resident.parts(), "")
 }
 
-fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
-    let parts = parts.iter().filter(|(_, size)| *size > 0);
-    let parts: Vec<String> = parts.map(|(name, size)| format!("{name}{TOGETHER}{}", bytes(*size as f64))).collect();
+fn sum_of(resident: &Resident, parts: &[(&str, u64)], about_heap: &str) -> String {
+    let part = |(name, size): &(&str, u64)| {
+        let about = if *name == HEAP { about_heap } else { "" };
+        format!("{name}{TOGETHER}{}{about}", bytes(*size as f64))
+    };
+    let parts: Vec<String> = parts.iter().filter(|(_, size)| *size > 0).map(part).collect();
     let beside = [("swapped", resident.swapped_bytes), ("in huge pages", resident.hugetlb_bytes)];
     let beside = beside.into_iter().filter(|(_, size)| *size > 0);
     let beside: String = beside.map(|(name, size)| format!("; {} {name}", bytes(size as f64))).collect();

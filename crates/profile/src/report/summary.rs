@@ -54,27 +54,34 @@ fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<St
     listed_in(context, title, items, MOST_LINES)
 }
 
-/// A title and items, on at most `most` lines.
+/// A title and items, on at most `most` lines. `…` stands for items that do not fit.
 pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, String)>, most: usize) -> Vec<String> {
     let mut lines = vec![format!("  {title:<0$}", TITLE - 3)];
     let mut used = TITLE - 1;
     let begin = " ".repeat(TITLE - 1);
     let last = items.len().saturating_sub(1);
     for (index, (style, text)) in items.into_iter().enumerate() {
+        // Leave room for the mark that more follows. The first item always fits.
         let text = clip(&text, context.width - TITLE - 2);
-        let end = if index == last { "" } else { " ·" };
-        if used + 1 + width(&text) + width(end) > context.width {
-            if lines.len() == most {
-                break;
-            }
+        let needed = 1 + width(&text) + if index == last { 0 } else { 2 };
+        let has_room = used + needed <= context.width;
+        let is_full = !has_room && lines.len() == most;
+        if index > 0
+            && let Some(line) = lines.last_mut()
+        {
+            line.push_str(&context.paint(Style::Dim, if is_full { " …" } else { " ·" }));
+        }
+        if is_full {
+            break;
+        }
+        if !has_room {
             lines.push(begin.clone());
             used = TITLE - 1;
         }
-        used += 1 + width(&text) + width(end);
+        used += needed;
         if let Some(line) = lines.last_mut() {
             line.push(' ');
             line.push_str(&context.paint(style, &text));
-            line.push_str(&context.paint(Style::Dim, end));
         }
     }
     lines

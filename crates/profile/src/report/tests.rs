@@ -317,6 +317,8 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let brief = report(&profile, &ReportOptions { brief: true, width: 1_000, ..ReportOptions::default() });
+    assert!(brief.contains("= heap 300 MiB (180 MiB free inside glibc) + other 8.00 MiB\n"), "{brief}");
     // Inexact figures have bounds and a reason.
     let partly = Glibc { exact: false, unread_bytes: 5 * MIB, inconsistent_bytes: MIB, doubtful_bytes: MIB, ..glibc };
     let text = said(&mut profile, partly);
@@ -456,7 +458,7 @@ fn memory_that_nothing_accounts_for_is_missed() {
     let high = Pool::of(&profile.rows).estimate(&profile, Value::InuseSpace, 0.95).high.expect("an interval");
     profile.processes[0].resident.as_mut().expect("measured").other_bytes = high as u64 + (100 << 20);
     assert!(
-        missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or from before"),
+        missed(&profile).contains("≥ 100 MiB of other resident memory: a runtime's own heap, or from before"),
         "{}",
         missed(&profile)
     );

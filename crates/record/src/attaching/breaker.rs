@@ -43,7 +43,7 @@ impl Attaching {
         }
         let Some(builds) = blamed.builds else {
             return log::warn!(
-                "cannot remember {exe}: it or its allocator has no build ID; it may be hooked inline again"
+                "cannot remember {exe}: it or its allocator has no build ID; it may get inline hooks again"
             );
         };
         let path = crashes::path();
@@ -68,7 +68,7 @@ impl Attaching {
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
         let told = format!(
-            "{died}: inline hooks were removed from all processes; {others} no longer counted, and no process is hooked inline from now on"
+            "{died}: inline hooks were removed from all processes; {others} no longer counted, and no process gets inline hooks from now on"
         );
         log::warn!("{told}; please report this");
         self.tripped = Some(Tripped { told, last: process });

@@ -240,6 +240,11 @@ impl Running {
             exited.clear_ready();
         }
     }
+
+    /// The command's process id, if it has not ended.
+    pub fn still_runs(&mut self) -> Option<u32> {
+        matches!(self.child.try_wait(), Ok(None)).then(|| self.child.id())
+    }
 }
 
 /// heapbpf's exit status after a command has ended: the command's own, or 128 + the signal that killed it.
@@ -248,11 +253,27 @@ pub fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code & 0xff).unwrap_or(1)
 }
 
-/// The signal that killed a command, as `11 (SIGSEGV)`; `None` if it exited.
+/// The signal that killed a command, in a shell's words: `Segmentation fault (core dumped), signal 11`. `None` if the
+/// command exited.
 pub fn killed_by(status: ExitStatus) -> Option<String> {
-    status.signal()?;
-    let told = status.to_string();
-    Some(told.strip_prefix("signal: ").unwrap_or(&told).to_owned())
+    let number = status.signal()?;
+    let words = match number {
+        libc::SIGHUP => "Hangup",
+        libc::SIGINT => "Interrupt",
+        libc::SIGQUIT => "Quit",
+        libc::SIGILL => "Illegal instruction",
+        libc::SIGTRAP => "Trace/breakpoint trap",
+        libc::SIGABRT => "Aborted",
+        libc::SIGBUS => "Bus error",
+        libc::SIGFPE => "Floating point exception",
+        libc::SIGKILL => "Killed",
+        libc::SIGSEGV => "Segmentation fault",
+        libc::SIGPIPE => "Broken pipe",
+        libc::SIGTERM => "Terminated",
+        _ => "Ended",
+    };
+    let core = if status.core_dumped() { " (core dumped)" } else { "" };
+    Some(format!("{words}{core}, signal {number}"))
 }
 
 #[cfg(test)]
@@ -283,7 +304,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn exit_status_is_the_commands_own() {
         for (script, expected, signal) in
-            [("exit 7", 7, None), ("kill -9 $$", 137, Some("9 (SIGKILL)")), ("true", 0, None)]
+            [("exit 7", 7, None), ("kill -9 $$", 137, Some("Killed, signal 9")), ("true", 0, None)]
         {
             let held = hold(&["sh".into(), "-c".into(), script.into()]).unwrap();
             let status = held.release().unwrap().ended().await.unwrap();

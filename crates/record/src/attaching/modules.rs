@@ -292,8 +292,10 @@ impl Attaching {
         }
         let file = self.hooks.files.path(key).unwrap_or_default();
         let is_hooked = self.link_for(pid).is_none();
-        let outcome = if is_hooked { "such calls count twice" } else { "it is not hooked itself" };
-        self.refuse(format!("process {pid}: {file} may call another allocator, which is hooked inline: {outcome}"));
+        let outcome = if is_hooked { "such calls count twice" } else { "it is not counted itself" };
+        self.refuse(format!(
+            "process {pid}: {file} may call another allocator, which is counted from inside: {outcome}"
+        ));
         !is_hooked
     }
 

@@ -271,7 +271,7 @@ fn why_set_is_full(bound: SetBound) -> String {
     match bound {
         SetBound::Size(blocks) => format!(
             "the set of sampled blocks in their process has room for {}, which its size and the interval decided when it \
-             was hooked. Use a larger -i",
+             got its hooks. Use a larger -i",
             units::count(blocks as f64)
         ),
         SetBound::LiveMax(most) => {
@@ -404,8 +404,8 @@ pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: boo
     if calls == 0 {
         let children = if follow { "" } else { "; --no-follow leaves out its children" };
         return Some(format!(
-            "no samples: no target called a hooked allocation function. It was idle, or has a heap of its own (Go, Java): \
-             heapbpf doctor --pid PID shows what is hooked{children}"
+            "no samples: no target called a known allocation function. It was idle, or has a heap of its own (Go, Java): \
+             heapbpf doctor --pid PID shows what is counted{children}"
         ));
     }
     let trials = match sampling.criterion {

@@ -287,6 +287,7 @@ impl ActiveRecording {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
         }
+        self.tell_of_command();
         let plan = &self.session.plan;
         let outputs = &plan.outputs.files;
         let options = &plan.outputs.write;
@@ -300,6 +301,16 @@ impl ActiveRecording {
         written?;
         accounted?;
         Ok(self.command.exit_code)
+    }
+
+    /// Tells of a command that a signal ended, or that runs on.
+    fn tell_of_command(&mut self) {
+        if let Some(signal) = &self.session.unfinished.killed_by {
+            say(format!("the command was ended: {signal}"));
+        }
+        if let Some(pid) = self.command.running.as_mut().and_then(Running::still_runs) {
+            say(format!("the command runs on (process {pid}); only the recording has ended"));
+        }
     }
 }
 

@@ -116,7 +116,7 @@ impl Session {
             Some(Seen { process: *process, comm, used, costs, is_inline })
         });
         let about_inline = |pid, used: &Use, costs: &ProbeCosts| match attaching.standing.why_not(pid) {
-            Some(why) => Some(format!("it is not hooked inline: {why}")),
+            Some(why) => Some(format!("it is not counted from inside: {why}")),
             None => {
                 let advice = controller.advice().filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
                 advice.map(|advice| advice.told(used, costs))

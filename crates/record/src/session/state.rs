@@ -324,7 +324,7 @@ fn load_inline(
 ) -> Result<Option<InlinePrograms>, KernelError> {
     match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian) {
         Err(error) if plan.kernel.hook == Hook::Auto => {
-            log::warn!("nothing is hooked inline: {error}");
+            log::warn!("no process gets inline hooks: {error}");
             Ok(None)
         }
         loaded => loaded.map(Some),

@@ -299,3 +299,40 @@ fn what_was_held_at_exit_is_told_by_program_and_does_not_fall() {
     let text = metrics.write(&made(testing::small(), Vec::new()), &[&everything], Serving::default());
     assert!(!text.contains("at_exit"), "where it counts as in use there is no such series");
 }
+
+/// Suspects have series in the order in which they were found. What a client sees only in part is not shown to it.
+#[test]
+fn suspects_are_a_bounded_number_of_series() {
+    let profile = of(vec![process(1, "shop", 10), process(2, "other", 10)]);
+    let growing = |function: &str, processes: &[usize]| Growing {
+        program: "shop (1)".into(),
+        name: function.into(),
+        how_much: String::new(),
+        why: String::new(),
+        per_second: Some(Estimate { estimate: 41.0, low: Some(33.0), high: Some(50.0), ..Estimate::default() }),
+        processes: processes.iter().copied().collect(),
+    };
+    let mut all = vec![growing("shop::audit", &[0]), growing("both", &[0, 1])];
+    all.push(Growing { per_second: None, ..growing("unknown", &[0]) });
+    let mut metrics = Metrics::default();
+    let mut text = |growing: &[Growing], visible: fn(&Process) -> bool| {
+        let suspects = Suspected::of(&profile, growing, visible);
+        let serving = Serving { suspects, ..Serving::default() };
+        metrics.write(&made(profile.clone(), vec![key(1, 0), key(2, 0)]), &[&Filter::default()], serving)
+    };
+    let labels = program_labels(&profile.processes[0]).replace('}', ",function=\"shop::audit\"}");
+    let whole = text(&all, |_| true);
+    for (end, expected) in [("", 41.0), ("_low", 33.0), ("_high", 50.0)] {
+        let series = format!("heapbpf_suspect_growth{end}_bytes_per_second{labels}");
+        assert_eq!(value(&whole, &series), Some(expected), "{whole}");
+    }
+    assert!(whole.contains("function=\"both\"") && !whole.contains("function=\"unknown\""), "{whole}");
+    let part = text(&all, |process| process.comm == "shop");
+    assert!(part.contains("shop::audit") && !part.contains("function=\"both\""), "{part}");
+    // Two have a series by now.
+    let many: Vec<Growing> = (0..MOST_SUSPECTS).map(|number| growing(&format!("f{number}"), &[0])).collect();
+    let bounded = text(&many, |_| true);
+    assert_eq!(bounded.matches("heapbpf_suspect_growth_bytes_per_second{").count(), MOST_SUSPECTS - 2, "{bounded}");
+    assert_eq!(value(&bounded, "heapbpf_other_suspects"), Some(2.0), "{bounded}");
+    assert!(text(&all, |_| true).contains("shop::audit"), "what has a series keeps it");
+}

@@ -73,10 +73,9 @@ impl Top {
         let bounds = change.change.low.zip(change.change.high);
         let bounds = bounds.map(|(low, high)| format!(" [{}, {}]", signed(low), signed(high))).unwrap_or_default();
         let judged = match (change.significant, change.q_value, change.reason) {
-            (true, Some(..0.001), _) => "significant, q < 0.001".to_owned(),
-            (true, Some(q), _) => format!("significant, q = {q:.3}"),
-            (false, Some(q), _) => format!("not significant, q = {q:.2}"),
-            (_, None, reason) => reason.unwrap_or("not tested").to_owned(),
+            (true, Some(_), _) => "significant",
+            (false, Some(_), _) => "may be chance",
+            (_, None, reason) => reason.unwrap_or("not tested"),
         };
         Some(format!("since the mark {}{bounds}: {judged}", signed(change.change.estimate)))
     }
