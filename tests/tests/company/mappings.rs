@@ -99,12 +99,12 @@ fn with_deleted_plugins(folder: &Path) -> Target {
     Target::start_command(Command::new(program("plugins")).arg("deleted").arg(folder).args(plugins))
 }
 
-/// Whether a process has a deleted file of this name open.
-fn holds_deleted(pid: u32, name: &str) -> bool {
-    let end = format!("{name} (deleted)");
+/// Whether a process has a deleted file open that had this path. Other tests have plugins of the same name.
+fn holds_deleted(pid: u32, path: &Path) -> bool {
+    let deleted = format!("{} (deleted)", path.display());
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-    paths.any(|path| path.to_string_lossy().ends_with(&end))
+    paths.any(|path| path.as_os_str() == deleted.as_str())
 }
 
 /// Plugins are loaded from temporary files and unloaded soon. What was seen while it was mapped keeps its names.
@@ -117,7 +117,7 @@ fn deleted_plugins_keep_their_names() {
     target.go();
     for name in ["plugin10.so", "plugin11.so"] {
         target.step();
-        until("its file is open", || holds_deleted(recording.pid(), name));
+        until("its file is open", || holds_deleted(recording.pid(), &folder.path().join(name)));
         target.go();
     }
     let truth = target.truth();
@@ -139,7 +139,7 @@ fn plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted() {
     target.go();
     target.step();
     recording.signal(libc::SIGCONT);
-    until("the file of the second is open", || holds_deleted(recording.pid(), "plugin11.so"));
+    until("the file of the second is open", || holds_deleted(recording.pid(), &folder.path().join("plugin11.so")));
     target.go();
     let truth = target.truth();
     let outcome = recording.stop();
