@@ -1,11 +1,19 @@
-//! The cargo subcommands that xtask uses, built once into the cache.
+//! What cargo knows of the workspace, and the cargo subcommands that xtask uses, built once into the cache.
 
 use std::path::PathBuf;
 use std::process::Command;
 
+use anyhow::Context as _;
+use serde_json::Value;
+
 use crate::context::Context;
 use crate::programs::{host_cargo, is_executable};
-use crate::shell::{run_quietly, say};
+use crate::shell::{read, run_quietly, say};
+
+/// Returns the output of a `cargo metadata` call.
+pub fn metadata(command: &mut Command) -> anyhow::Result<Value> {
+    serde_json::from_str(&read(command.arg("--format-version=1"))?).context("cargo metadata wrote no JSON")
+}
 
 /// Returns the program of the package of the same name. Builds it if it is not in the cache, without optimisation,
 /// because it does little work itself.

@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::cargo_tools;
 use crate::context::Context;
-use crate::crates;
 use crate::nightly;
 use crate::programs::host_cargo;
 use crate::shell::{run, say};
@@ -123,7 +122,7 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
 pub fn package(folder: &Path) -> anyhow::Result<Value> {
     let manifest = folder.join("Cargo.toml");
     let mut command = Command::new(host_cargo());
-    let metadata = crates::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
+    let metadata = cargo_tools::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let found = packages.clone().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
     found.cloned().context("fuzz/Cargo.toml has no package")

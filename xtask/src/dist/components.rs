@@ -10,8 +10,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::Release;
+use crate::cargo_tools;
 use crate::context::Context;
-use crate::crates;
 use crate::shell::read;
 use crate::toolchain;
 
@@ -44,7 +44,7 @@ pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component
     let linked = linked(context, DAEMON, &[], release.machine.triple)?;
     let loaded = linked_for_bpf(context)?;
     let features = ["--features", "sampler-ebpf/probes"];
-    let metadata = crates::metadata(context.cargo("metadata").args(features))?;
+    let metadata = cargo_tools::metadata(context.cargo("metadata").args(features))?;
     let lock = fs::read_to_string(context.root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
     let mut components = described(&metadata, &linked.union(&loaded).cloned().collect(), &checksums(&lock))?;
     components.sort_by(|a, b| (a.name != DAEMON, &a.name, &a.version).cmp(&(b.name != DAEMON, &b.name, &b.version)));
@@ -169,7 +169,7 @@ fn checksums(lock: &str) -> BTreeMap<Key, String> {
 fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
     let version = read(Command::new("rustc").arg("-vV"))?;
     let rust = version.lines().find_map(|line| line.strip_prefix("release: ")).context("rustc -vV names no release")?;
-    let texts = toolchain::host()?.sysroot.join("share/doc/rust/licenses");
+    let texts = toolchain::sysroot()?.join("share/doc/rust/licenses");
     let rust_texts = ["MIT.txt", "Apache-2.0.txt"].map(|name| texts.join(name));
     let query = ["-W", "-f=${Version}", "libc6-dev"];
     let glibc = read(Command::new("dpkg-query").args(query)).context("the C library's version is unknown")?;
