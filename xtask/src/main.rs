@@ -146,7 +146,7 @@ enum Command {
     Vm(vm::Selection),
     /// Check the mathematics against files of known answers
     Vectors {
-        /// The folder with the files
+        /// The directory with the files
         directory: PathBuf,
     },
 }

@@ -240,8 +240,8 @@ mod tests {
         let rows = Row::all();
         for (i, row) in rows.iter().enumerate() {
             assert!(rows[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
-            let folder = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
-            let file = root.join(folder).join(row.file).with_extension("rs");
+            let dir = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
+            let file = root.join(dir).join(row.file).with_extension("rs");
             let text = std::fs::read_to_string(file).expect("a file of tests");
             assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);

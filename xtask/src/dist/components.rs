@@ -71,7 +71,7 @@ fn linked(context: &Context, package: &str, features: &[&str], triple: &str) -> 
     Ok(crates_of_tree(&read(&mut command)?))
 }
 
-/// Returns names and versions from the output of `cargo tree`: `name v1.2.3 (/folder)`.
+/// Returns names and versions from the output of `cargo tree`: `name v1.2.3 (/directory)`.
 fn crates_of_tree(text: &str) -> BTreeSet<Key> {
     let crates = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -134,8 +134,8 @@ fn modern(licence: &str) -> String {
 }
 
 /// Returns the licence files in a crate's directory, sorted.
-fn licence_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))?;
+fn licence_files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = dir.read_dir().with_context(|| format!("cannot read {}", dir.display()))?;
     let mut files: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
