@@ -3,15 +3,15 @@
 //! The page's first comment has a hash of its sources. `cargo xtask web --check` compares it without node, and also
 //! rebuilds the page if npm is installed.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
 use crate::context::Context;
-use crate::shell::{run, run_quietly, say};
+use crate::shell::{read, run, run_quietly, say};
 
 /// Maximum size of the compressed page, bytes.
 const MOST_COMPRESSED: usize = 200 << 10;
@@ -77,12 +77,12 @@ fn stamp(hash: &str) -> String {
 
 /// Returns the hash of all sources, by their paths. It is git's hash, because everybody has git.
 fn hash(dir: &Path) -> anyhow::Result<String> {
-    let mut files = BTreeMap::new();
+    let mut files = BTreeSet::new();
     for name in SOURCES {
         collect(&dir.join(name), &mut files)?;
     }
     let mut all = Vec::new();
-    for path in files.keys() {
+    for path in &files {
         let name = path.strip_prefix(dir).unwrap_or(path);
         all.extend_from_slice(name.as_os_str().as_encoded_bytes());
         all.push(0);
@@ -92,17 +92,13 @@ fn hash(dir: &Path) -> anyhow::Result<String> {
     let file = dir.join("target/sources");
     fs::create_dir_all(dir.join("target"))?;
     fs::write(&file, all)?;
-    let output =
-        Command::new("git").args(["hash-object", "--no-filters"]).arg(&file).output().context("git is needed")?;
-    if !output.status.success() {
-        bail!("git hash-object: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    let hash = read(Command::new("git").args(["hash-object", "--no-filters"]).arg(&file)).context("git is needed")?;
+    Ok(hash.trim().to_owned())
 }
 
-fn collect(path: &Path, files: &mut BTreeMap<PathBuf, ()>) -> anyhow::Result<()> {
+fn collect(path: &Path, files: &mut BTreeSet<PathBuf>) -> anyhow::Result<()> {
     if !path.is_dir() {
-        files.insert(path.to_owned(), ());
+        files.insert(path.to_owned());
         return Ok(());
     }
     for entry in fs::read_dir(path)? {
