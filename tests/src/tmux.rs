@@ -77,11 +77,6 @@ impl Tmux {
         self.call(&[&["send-keys"], keys].concat());
     }
 
-    /// The window's title.
-    pub fn title(&self) -> String {
-        String::from_utf8_lossy(&self.call(&["display-message", "-p", "#{pane_title}"]).stdout).trim().to_owned()
-    }
-
     /// Changes the size of the window.
     pub fn resize(&self, columns: u16, rows: u16) {
         self.call(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
