@@ -43,13 +43,10 @@ pub struct Figures {
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
     /// Address space of the mappings in use.
-    #[serde(default)]
     pub address_space_bytes: Option<Estimate>,
     /// Bytes that ended processes held when they ended, where these are separate from those in use.
-    #[serde(default)]
     pub at_exit_bytes: Option<Estimate>,
     /// Blocks that ended processes held when they ended.
-    #[serde(default)]
     pub at_exit_objects: Option<Estimate>,
 }
 
@@ -77,7 +74,6 @@ pub struct Process {
     /// Process id.
     pub pid: u32,
     /// Process id in its own pid namespace, if that differs.
-    #[serde(default)]
     pub namespace_pid: Option<u32>,
     /// Samples after the profile's moment that its counts may include.
     #[serde(default)]
@@ -104,10 +100,8 @@ pub struct Process {
     #[serde(default)]
     pub missing: Vec<Missing>,
     /// How it is hooked.
-    #[serde(default)]
     pub hook: Option<String>,
     /// Why it is not hooked inline, if it should be.
-    #[serde(default)]
     pub not_inline: Option<String>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
@@ -115,10 +109,8 @@ pub struct Process {
     #[serde(default)]
     pub idle: bool,
     /// Share of its CPU time during which it was counted.
-    #[serde(default)]
     pub cpu_coverage: Option<f64>,
     /// Since when blocks count as in use, if not since the start.
-    #[serde(default)]
     pub inuse_since: Option<String>,
     /// Whether it ended while it was recorded.
     #[serde(default)]
@@ -153,13 +145,10 @@ pub struct Frame {
     /// Module.
     pub module: Option<String>,
     /// Build ID of the module.
-    #[serde(default)]
     pub build_id: Option<String>,
     /// Source file.
-    #[serde(default)]
     pub file: Option<String>,
     /// Source line.
-    #[serde(default)]
     pub line: Option<u32>,
     /// Whether it is inlined into the next frame.
     #[serde(default)]
@@ -183,7 +172,6 @@ pub struct Stack {
     /// Allocator function called.
     pub function: String,
     /// What has sampled it, if not heapbpf.
-    #[serde(default)]
     pub source: Option<String>,
     /// Sampling interval of these samples.
     pub interval: u64,
@@ -192,15 +180,12 @@ pub struct Stack {
     /// Bytes of these samples.
     pub sampled_bytes: u64,
     /// Number of these samples still in use.
-    #[serde(default)]
     pub inuse_samples: Option<u64>,
     /// How long its blocks live, if that is known.
-    #[serde(default)]
     pub lifetimes: Option<serde_json::Value>,
     /// Whether the stack reaches the thread's entry.
     pub complete: bool,
     /// Why it does not reach the thread's entry.
-    #[serde(default)]
     pub cut: Option<String>,
     /// Leaf first.
     pub frames: Vec<Frame>,
@@ -240,10 +225,8 @@ pub struct Profile {
     /// Length of the recording.
     pub duration_seconds: f64,
     /// Moment of the in-use figures, as text.
-    #[serde(default)]
     pub time: Option<String>,
     /// Records from before that moment that were not read in time.
-    #[serde(default)]
     pub unread: Option<Unread>,
     /// Sums.
     pub totals: Figures,
@@ -333,7 +316,6 @@ pub struct HookedProcess {
     pub pid: u32,
     pub comm: String,
     pub hook: String,
-    #[serde(default)]
     pub not_inline: Option<String>,
 }
 

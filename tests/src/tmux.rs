@@ -77,25 +77,6 @@ impl Tmux {
         self.call(&[&["send-keys"], keys].concat());
     }
 
-    /// Starts logging what the program writes to the terminal.
-    pub fn log_output(&self) {
-        self.call(&["pipe-pane", &format!("cat >> '{}'", self.log().display())]);
-    }
-
-    /// The logged output.
-    pub fn logged(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
-    }
-
-    fn log(&self) -> PathBuf {
-        self.folder().join("output")
-    }
-
-    /// The window's title.
-    pub fn title(&self) -> String {
-        String::from_utf8_lossy(&self.call(&["display-message", "-p", "#{pane_title}"]).stdout).trim().to_owned()
-    }
-
     /// Changes the size of the window.
     pub fn resize(&self, columns: u16, rows: u16) {
         self.call(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);

@@ -126,8 +126,8 @@ const NOTES: [&str; 2] = ["--config", "profile.release.incremental=true"];
 fn has_notes(context: &Context) -> bool {
     let is_usual = env::var_os("CARGO_INCREMENTAL").is_none() && context.machine.is_none();
     let is_noted = || {
-        let folder = fs::read_dir(context.host_target().join("release/incremental"));
-        let mut entries = folder.into_iter().flatten().flatten();
+        let dir = fs::read_dir(context.host_target().join("release/incremental"));
+        let mut entries = dir.into_iter().flatten().flatten();
         entries.any(|entry| entry.file_name().to_string_lossy().starts_with("sampler_user-"))
     };
     is_usual && (context.keeps_notes || is_noted())
@@ -153,8 +153,8 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     let built = context.binary_in(&context.host_target());
     let binary = context.binary();
     if built != binary {
-        let folder = binary.parent().context("the binary has no folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let dir = binary.parent().context("the binary has no folder")?;
+        fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         // A running binary cannot be overwritten, but it can be replaced.
         let fresh = binary.with_extension("new");
         let copied = fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &binary));

@@ -92,12 +92,12 @@ impl Context {
 
     /// The directory of things that are built once and shared between checkouts.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
-        cache_folder(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+        cache_dir(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
             .context("no cache folder: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
     }
 }
 
-fn cache_folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+fn cache_dir(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     variable("HEAPBPF_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|dir| dir.join("heapbpf")))
         .or_else(|| variable("HOME").map(|dir| dir.join(".cache/heapbpf")))
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn cache(variables: &[(&str, &str)]) -> Option<PathBuf> {
-        cache_folder(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
+        cache_dir(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
     }
 
     #[test]

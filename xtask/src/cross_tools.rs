@@ -53,5 +53,5 @@ pub fn set_up_emulator(context: &Context, machine: &Machine) -> anyhow::Result<(
 /// Whether this cargo can compile for the machine without installing anything.
 fn has_standard_library(machine: &Machine) -> bool {
     let libraries = read(Command::new("rustc").args(["--print", "target-libdir", "--target", machine.triple]));
-    libraries.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
+    libraries.is_ok_and(|dir| Path::new(dir.trim()).is_dir())
 }

@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::cargo_tools;
 use crate::context::Context;
-use crate::crates;
 use crate::nightly;
 use crate::programs::host_cargo;
 use crate::shell::{run, say};
@@ -73,8 +72,8 @@ struct Told {
 /// # Errors
 /// A target found something, is unknown, or there is no nightly toolchain.
 pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
-    let folder = context.root.join("fuzz");
-    let mut targets = targets(&folder)?;
+    let dir = context.root.join("fuzz");
+    let mut targets = targets(&dir)?;
     if selection.list {
         targets.iter().for_each(|target| println!("{}", target.name));
         return Ok(());
@@ -103,14 +102,14 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
             continue;
         }
         if selection.replay {
-            replay(context, &folder, target)?;
+            replay(context, &dir, target)?;
             continue;
         }
-        let told = run_one(context, &folder, target, selection)?;
+        let told = run_one(context, &dir, target, selection)?;
         let Told { inputs, per_second, edges, all_edges } = told;
         table += &format!("| {} | {inputs} | {per_second} | {edges} | {all_edges} |\n", target.name);
         if selection.minimise {
-            minimise(context, &folder, target)?;
+            minimise(context, &dir, target)?;
         }
     }
     if !selection.replay {
@@ -120,19 +119,19 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
 }
 
 /// Returns the package of the targets in a directory, as cargo's metadata describes it.
-pub fn package(folder: &Path) -> anyhow::Result<Value> {
-    let manifest = folder.join("Cargo.toml");
+pub fn package(dir: &Path) -> anyhow::Result<Value> {
+    let manifest = dir.join("Cargo.toml");
     let mut command = Command::new(host_cargo());
-    let metadata = crates::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
+    let metadata = cargo_tools::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let found = packages.clone().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
     found.cloned().context("fuzz/Cargo.toml has no package")
 }
 
 /// Returns the targets, in the order of their names.
-fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
+fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let targets = package(folder)?["targets"].as_array().cloned().unwrap_or_default();
+    let targets = package(dir)?["targets"].as_array().cloned().unwrap_or_default();
     let fuzzed = |target: &Value| Fuzzed {
         name: text(&target["name"]),
         features: target["required-features"].as_array().into_iter().flatten().map(text).collect(),
@@ -140,12 +139,12 @@ fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     Ok(targets.iter().map(fuzzed).collect())
 }
 
-fn run_one(context: &Context, folder: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
+fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
     nightly::require("--list", "")?;
     let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
-    let corpus = folder.join("corpus").join(&target.name);
+    let corpus = dir.join("corpus").join(&target.name);
     fs::create_dir_all(&corpus)?;
-    command.arg(&corpus).arg(unpacked_seeds(context, folder, target)?);
+    command.arg(&corpus).arg(unpacked_seeds(context, dir, target)?);
     command.args(["--", "-print_final_stats=1", "-timeout=10", "-rss_limit_mb=2048"]);
     command.args([format!("-max_len={LARGEST_INPUT}"), format!("-max_total_time={}", selection.seconds)]);
     command.args(selection.runs.map(|runs| format!("-runs={runs}")));
@@ -169,9 +168,9 @@ fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) 
 }
 
 /// Runs a target on its seeds and corpus, built like any other program. A panic or a hang ends it.
-fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let inputs = [unpacked_seeds(context, folder, target)?, folder.join("corpus").join(&target.name)];
-    let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+fn replay(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Result<()> {
+    let inputs = [unpacked_seeds(context, dir, target)?, dir.join("corpus").join(&target.name)];
+    let files = inputs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     let inputs: Vec<PathBuf> = files.map(|file| file.path()).collect();
     if inputs.is_empty() {
         bail!("{} has neither seeds nor a corpus", target.name);
@@ -186,8 +185,8 @@ fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<(
 }
 
 /// Replaces the target's seeds by the inputs that add coverage.
-fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let (corpus, seeds) = (folder.join("corpus").join(&target.name), unpacked_seeds(context, folder, target)?);
+fn minimise(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Result<()> {
+    let (corpus, seeds) = (dir.join("corpus").join(&target.name), unpacked_seeds(context, dir, target)?);
     let mut command = cargo_fuzz(context, "run", target, true)?;
     // As few inputs as cover all edges, however often. Covering each count of each edge would take several times as
     // many.
@@ -197,18 +196,18 @@ fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result
     // The same seeds must make the same archive.
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
-    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(folder, target));
+    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(dir, target));
     run(tar.arg("--directory").arg(&seeds).arg("."), context.options.verbose)
 }
 
 /// The archive of a target's seeds.
-fn seeds_of(folder: &Path, target: &Fuzzed) -> PathBuf {
-    folder.join("seeds").join(&target.name).with_extension("tar.gz")
+fn seeds_of(dir: &Path, target: &Fuzzed) -> PathBuf {
+    dir.join("seeds").join(&target.name).with_extension("tar.gz")
 }
 
 /// Returns a fresh directory with a target's seeds. It is empty for a new target.
-fn unpacked_seeds(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<PathBuf> {
-    let (archive, unpacked) = (seeds_of(folder, target), context.target().join("fuzz-seeds").join(&target.name));
+fn unpacked_seeds(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Result<PathBuf> {
+    let (archive, unpacked) = (seeds_of(dir, target), context.target().join("fuzz-seeds").join(&target.name));
     let _ = fs::remove_dir_all(&unpacked);
     fs::create_dir_all(&unpacked)?;
     if archive.is_file() {
@@ -267,8 +266,8 @@ mod tests {
 
     #[test]
     fn every_target_says_what_it_links() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
-        let targets = targets(&folder).expect("the manifest can be read");
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
+        let targets = targets(&dir).expect("the manifest can be read");
         assert!(targets.len() > 9 && targets.iter().all(|target| !target.features.is_empty()));
     }
 }

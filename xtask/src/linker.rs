@@ -26,8 +26,8 @@ pub fn llvm_for(compiler_llvm: u32) -> Option<u32> {
 pub fn ensure(context: &Context, compiler_llvm: u32) -> anyhow::Result<PathBuf> {
     let llvm = llvm_for(compiler_llvm)
         .with_context(|| format!("bpf-linker {VERSION} cannot link what LLVM {compiler_llvm} wrote"))?;
-    let folder = context.cache()?.join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
-    let cached = folder.join("bin/bpf-linker");
+    let dir = context.cache()?.join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
+    let cached = dir.join("bin/bpf-linker");
     if is_right_version(&cached) {
         say!("BPF linker: bpf-linker {VERSION} from the cache ({})", cached.display());
         return Ok(cached);
@@ -36,8 +36,8 @@ pub fn ensure(context: &Context, compiler_llvm: u32) -> anyhow::Result<PathBuf> 
         say!("BPF linker: bpf-linker {VERSION} from the PATH ({})", path.display());
         return Ok(path);
     }
-    build(context, llvm, &folder)?;
-    say!("BPF linker: bpf-linker {VERSION}, built now and kept in {}", folder.display());
+    build(context, llvm, &dir)?;
+    say!("BPF linker: bpf-linker {VERSION}, built now and kept in {}", dir.display());
     Ok(cached)
 }
 
@@ -46,7 +46,7 @@ fn is_right_version(path: &Path) -> bool {
         && read(Command::new(path).arg("--version")).is_ok_and(|text| text.split_whitespace().nth(1) == Some(VERSION))
 }
 
-fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
+fn build(context: &Context, llvm: u32, dir: &Path) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     if llvm_prefix(llvm).is_none() {
         missing.push(Package::new(format!("llvm-{llvm}-dev"), "the library that bpf-linker is made of"));
@@ -60,12 +60,12 @@ fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
     let prefix = llvm_prefix(llvm).with_context(|| format!("LLVM {llvm} was installed but not found"))?;
 
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
-    let parent = folder.parent().context("the cache folder has no parent folder")?;
+    let parent = dir.parent().context("the cache folder has no parent folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     // Another xtask may be building too, so build into a temporary directory and rename it.
     let scratch = parent.join(format!("bpf-linker-{VERSION}.{}.tmp", std::process::id()));
     let built = run_quietly(&mut install_command(llvm, &prefix, &scratch), context.options.verbose);
-    let placed = built.and_then(|()| place(&scratch.join("install"), folder));
+    let placed = built.and_then(|()| place(&scratch.join("install"), dir));
     // Best effort: files left behind only take disk space.
     let _ = fs::remove_dir_all(&scratch);
     placed
@@ -94,12 +94,12 @@ fn profile((setting, value): (&str, &'static str)) -> (String, &'static str) {
     (format!("CARGO_PROFILE_RELEASE_{setting}"), value)
 }
 
-fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
+fn place(installed: &Path, dir: &Path) -> anyhow::Result<()> {
     // The existing directory is incomplete or of another version. Or another xtask was faster; then its copy is used.
-    let _ = fs::remove_dir_all(folder);
-    match fs::rename(installed, folder) {
-        Err(_) if is_right_version(&folder.join("bin/bpf-linker")) => Ok(()),
-        result => result.with_context(|| format!("cannot put bpf-linker into {}", folder.display())),
+    let _ = fs::remove_dir_all(dir);
+    match fs::rename(installed, dir) {
+        Err(_) if is_right_version(&dir.join("bin/bpf-linker")) => Ok(()),
+        result => result.with_context(|| format!("cannot put bpf-linker into {}", dir.display())),
     }
 }
 

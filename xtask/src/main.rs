@@ -5,7 +5,6 @@ mod build;
 mod cargo_tools;
 mod context;
 mod coverage;
-mod crates;
 mod cross;
 mod cross_tools;
 mod deny;
@@ -113,13 +112,10 @@ enum Command {
     /// Measure how many lines of each crate its own tests run
     ///
     /// Fails if a test fails, or if less than 90 % of the lines of a pure crate run: one whose Cargo.toml has
-    /// `[package.metadata.heapbpf] pure = true`. Counts lines with code in the library of each package (in its programs,
-    /// if it has no library). All unit and integration tests of a package run, except the end-to-end tests. Builds in
-    /// target/coverage, apart from other builds.
-    ///
-    /// Test code does not count: items with `#[test]`, `#[cfg(test)]` or `#[cfg(any(test, feature = "testing"))]`,
-    /// including whole modules at the end of a file, files named `tests.rs` or `*_tests.rs`, and folders named `tests`.
-    /// A `const fn` that only the compiler evaluates counts as not covered.
+    /// `[package.metadata.heapbpf] pure = true`. All unit and integration tests of a package run, except the end-to-end
+    /// tests. Lines of test modules count; those of files and directories of tests do not. A `const fn` that only the
+    /// compiler evaluates counts as not covered. Installs cargo-llvm-cov into the cache, if it is not there; it builds in
+    /// target/llvm-cov-target. For the lines of one crate: `cargo llvm-cov --package CRATE --open`.
     Coverage(coverage::Selection),
     /// Build, and copy heapbpf to /usr/local/bin
     Install,
@@ -150,7 +146,7 @@ enum Command {
     Vm(vm::Selection),
     /// Check the mathematics against files of known answers
     Vectors {
-        /// The folder with the files
+        /// The directory with the files
         directory: PathBuf,
     },
 }
@@ -182,7 +178,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
-        Command::Coverage(selection) => return coverage::measure(&context, &selection),
+        Command::Coverage(selection) => coverage::measure(&context, &selection)?,
         Command::Torture(selection) => return torture::torture(&context, &selection),
         Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),

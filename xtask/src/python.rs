@@ -30,19 +30,19 @@ const PACKAGES: [&str; 8] = [
 /// # Errors
 /// If Debian's or PyPI's packages cannot be installed.
 pub fn ensure(context: &Context) -> anyhow::Result<PathBuf> {
-    let folder = context.cache()?.join("test-python");
-    let python = folder.join("bin/python3");
+    let dir = context.cache()?.join("test-python");
+    let python = dir.join("bin/python3");
     // Written last: an environment without it is incomplete.
-    let list = folder.join("heapbpf-packages");
+    let list = dir.join("heapbpf-packages");
     let wanted = PACKAGES.join(" ");
     if is_executable(&python) && fs::read_to_string(&list).is_ok_and(|found| found == wanted) {
         return Ok(python);
     }
     // Without it, the module `venv` exists but cannot install pip.
     packages::install(context, &[Package::new("python3-venv", "makes an environment for Python packages")])?;
-    say!("installing Python packages into {} (about 200 MB): {wanted}", folder.display());
+    say!("installing Python packages into {} (about 200 MB): {wanted}", dir.display());
     let verbose = context.options.verbose;
-    run_quietly(Command::new("/usr/bin/python3").args(["-m", "venv", "--clear"]).arg(&folder), verbose)?;
+    run_quietly(Command::new("/usr/bin/python3").args(["-m", "venv", "--clear"]).arg(&dir), verbose)?;
     run_quietly(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES), verbose)?;
     fs::write(&list, &wanted).with_context(|| format!("cannot write {}", list.display()))?;
     Ok(python)

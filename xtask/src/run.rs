@@ -74,9 +74,9 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
             &[Package::new("gcc", "compiles the leaking program"), Package::new("libc6-dev", "its C library")],
         )?;
     }
-    let folder = context.target().join("demo");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let program = folder.join("leak");
+    let dir = context.target().join("demo");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let program = dir.join("leak");
     let source = context.root.join("tests/programs/leak.c");
     let mut compile = Command::new("cc");
     compile
@@ -88,7 +88,7 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
     say!("profiling tests/programs/leak.c (pid {}) for five seconds", leak.0.id());
-    let profile = folder.join("leak.pb.gz");
+    let profile = dir.join("leak.pb.gz");
     let mut command = as_root(context, binary)?;
     command.args(["--pid", &leak.0.id().to_string(), "--duration", "5s", "--force", "-o"]).arg(&profile);
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

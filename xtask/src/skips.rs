@@ -45,9 +45,9 @@ impl Skips {
     /// # Errors
     /// The target directory cannot be written.
     pub fn begin(context: &Context, name: &str) -> anyhow::Result<Self> {
-        let folder = context.target();
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let file = folder.join(name);
+        let dir = context.target();
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let file = dir.join(name);
         fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
         Ok(Self { file, own: BTreeSet::new() })
     }

@@ -232,9 +232,7 @@ fn compilers() -> anyhow::Result<Vec<Compiler>> {
         }
         found.push(compiler);
     }
-    let current = read(Command::new("rustc").args(["--print", "sysroot"]))
-        .ok()
-        .map(|sysroot| Path::new(sysroot.trim()).join("bin/rustc"));
+    let current = sysroot().ok().map(|sysroot| sysroot.join("bin/rustc"));
     let others = current.into_iter().map(|path| (path, Origin::Current));
     let others = others.chain(rustup_toolchains().into_iter().map(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -288,24 +286,9 @@ fn inspect(rustc: &Path, origin: Origin) -> anyhow::Result<Compiler> {
     Ok(Compiler { rustc: rustc.to_path_buf(), origin, release, llvm, core })
 }
 
-/// The rustc that compiles for this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// The directory that contains its libraries and its own tools.
-    pub sysroot: PathBuf,
-    /// The machine's target triple.
-    pub triple: String,
-    /// The major version of its LLVM.
-    pub llvm: u32,
-}
-
-/// Runs the rustc on the PATH to get its properties.
-pub fn host() -> anyhow::Result<Host> {
-    let version = read(Command::new("rustc").arg("-vV"))?;
-    let sysroot = PathBuf::from(read(Command::new("rustc").args(["--print", "sysroot"]))?.trim());
-    let triple = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
-    let (_, llvm) = parse_version(&version).context("rustc -vV names no release or no LLVM")?;
-    Ok(Host { sysroot, triple: triple.to_owned(), llvm })
+/// The directory with the libraries and tools of the rustc on the PATH.
+pub fn sysroot() -> anyhow::Result<PathBuf> {
+    Ok(PathBuf::from(read(Command::new("rustc").args(["--print", "sysroot"]))?.trim()))
 }
 
 /// The release and LLVM's major version from the output of `rustc -vV`.

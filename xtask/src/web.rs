@@ -3,15 +3,15 @@
 //! The page's first comment has a hash of its sources. `cargo xtask web --check` compares it without node, and also
 //! rebuilds the page if npm is installed.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
 use crate::context::Context;
-use crate::shell::{run, run_quietly, say};
+use crate::shell::{read, run, run_quietly, say};
 
 /// Maximum size of the compressed page, bytes.
 const MOST_COMPRESSED: usize = 200 << 10;
@@ -25,9 +25,9 @@ const SOURCES: &[&str] = &["src", "build.mjs", "package.json", "package-lock.jso
 /// # Errors
 /// A check or test failed, or the committed page is different.
 pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
-    let folder = context.root.join("web");
-    let page = folder.join("dist/page.html");
-    let sources = hash(&folder)?;
+    let dir = context.root.join("web");
+    let page = dir.join("dist/page.html");
+    let sources = hash(&dir)?;
     let committed = fs::read(&page).with_context(|| page.display().to_string())?;
     if check {
         let stamp = stamp(&sources);
@@ -40,14 +40,14 @@ pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut install = npm(&folder, &["ci", "--no-audit", "--no-fund"]);
+    let mut install = npm(&dir, &["ci", "--no-audit", "--no-fund"]);
     run_quietly(&mut install, context.options.verbose).context("npm is needed: https://nodejs.org")?;
     for script in ["check", "test"] {
-        run_quietly(&mut npm(&folder, &["run", "--silent", script]), context.options.verbose)?;
+        run_quietly(&mut npm(&dir, &["run", "--silent", script]), context.options.verbose)?;
     }
-    let made = folder.join("target/page.html");
-    fs::create_dir_all(folder.join("target"))?;
-    let mut build = npm(&folder, &["run", "--silent", "build", "--", "target/page.html"]);
+    let made = dir.join("target/page.html");
+    fs::create_dir_all(dir.join("target"))?;
+    let mut build = npm(&dir, &["run", "--silent", "build", "--", "target/page.html"]);
     run(&mut build, context.options.verbose)?;
     let bytes = [stamp(&sources).into_bytes(), fs::read(&made)?].concat();
     if check {
@@ -64,9 +64,9 @@ pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn npm(folder: &Path, arguments: &[&str]) -> Command {
+fn npm(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("npm");
-    command.arg("--prefix").arg(folder).args(arguments).current_dir(folder);
+    command.arg("--prefix").arg(dir).args(arguments).current_dir(dir);
     command
 }
 
@@ -76,33 +76,29 @@ fn stamp(hash: &str) -> String {
 }
 
 /// Returns the hash of all sources, by their paths. It is git's hash, because everybody has git.
-fn hash(folder: &Path) -> anyhow::Result<String> {
-    let mut files = BTreeMap::new();
+fn hash(dir: &Path) -> anyhow::Result<String> {
+    let mut files = BTreeSet::new();
     for name in SOURCES {
-        collect(&folder.join(name), &mut files)?;
+        collect(&dir.join(name), &mut files)?;
     }
     let mut all = Vec::new();
-    for path in files.keys() {
-        let name = path.strip_prefix(folder).unwrap_or(path);
+    for path in &files {
+        let name = path.strip_prefix(dir).unwrap_or(path);
         all.extend_from_slice(name.as_os_str().as_encoded_bytes());
         all.push(0);
         all.extend_from_slice(&fs::read(path)?);
         all.push(0);
     }
-    let file = folder.join("target/sources");
-    fs::create_dir_all(folder.join("target"))?;
+    let file = dir.join("target/sources");
+    fs::create_dir_all(dir.join("target"))?;
     fs::write(&file, all)?;
-    let output =
-        Command::new("git").args(["hash-object", "--no-filters"]).arg(&file).output().context("git is needed")?;
-    if !output.status.success() {
-        bail!("git hash-object: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    let hash = read(Command::new("git").args(["hash-object", "--no-filters"]).arg(&file)).context("git is needed")?;
+    Ok(hash.trim().to_owned())
 }
 
-fn collect(path: &Path, files: &mut BTreeMap<PathBuf, ()>) -> anyhow::Result<()> {
+fn collect(path: &Path, files: &mut BTreeSet<PathBuf>) -> anyhow::Result<()> {
     if !path.is_dir() {
-        files.insert(path.to_owned(), ());
+        files.insert(path.to_owned());
         return Ok(());
     }
     for entry in fs::read_dir(path)? {
@@ -122,18 +118,18 @@ mod tests {
 
     #[test]
     fn the_hash_is_of_names_and_contents() {
-        let folder = std::env::temp_dir().join(format!("heapbpf-web-{}", std::process::id()));
-        fs::create_dir_all(folder.join("src")).expect("room");
+        let dir = std::env::temp_dir().join(format!("heapbpf-web-{}", std::process::id()));
+        fs::create_dir_all(dir.join("src")).expect("room");
         for name in ["build.mjs", "package.json", "package-lock.json", "tsconfig.json", "src/a.ts"] {
-            fs::write(folder.join(name), name).expect("room");
+            fs::write(dir.join(name), name).expect("room");
         }
-        let first = hash(&folder).expect("a hash");
-        assert_eq!(hash(&folder).expect("a hash"), first);
-        fs::rename(folder.join("src/a.ts"), folder.join("src/b.ts")).expect("room");
-        let renamed = hash(&folder).expect("a hash");
-        fs::write(folder.join("src/b.ts"), "other").expect("room");
-        let changed = hash(&folder).expect("a hash");
-        let _ = fs::remove_dir_all(&folder);
+        let first = hash(&dir).expect("a hash");
+        assert_eq!(hash(&dir).expect("a hash"), first);
+        fs::rename(dir.join("src/a.ts"), dir.join("src/b.ts")).expect("room");
+        let renamed = hash(&dir).expect("a hash");
+        fs::write(dir.join("src/b.ts"), "other").expect("room");
+        let changed = hash(&dir).expect("a hash");
+        let _ = fs::remove_dir_all(&dir);
         assert!(first != renamed && renamed != changed);
         assert!(stamp(&first).starts_with("<!--") && stamp(&first).ends_with("-->\n"));
     }

@@ -1,6 +1,5 @@
 //! The library of the benchmark programs: simulated samples with known truth, charts, tables in documents.
 
-mod chart;
 pub mod document;
 pub mod points_chart;
 pub mod simulation;

@@ -104,10 +104,10 @@ mod tests {
         if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
-        let folder = tempfile::tempdir().expect("a folder");
-        let root = folder.path().join("root");
+        let dir = tempfile::tempdir().expect("a folder");
+        let root = dir.path().join("root");
         std::fs::create_dir_all(root.join("etc")).expect("our own folder");
-        std::fs::write(folder.path().join("secret"), "outside").expect("our own folder");
+        std::fs::write(dir.path().join("secret"), "outside").expect("our own folder");
         std::fs::write(root.join("etc/passwd"), "inside").expect("our own folder");
         for (link, target) in [
             ("out", "../../../../../../etc"),
@@ -143,8 +143,8 @@ mod tests {
         if heapbpf_testing::is_emulated("leases") {
             return;
         }
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("leased");
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("leased");
         let held = File::create(&path).expect("our own folder");
         // The kernel asks the holder for its lease by SIGIO, which would end this process.
         // SAFETY: both calls only read their arguments.

@@ -151,24 +151,15 @@ impl Limits {
     }
 }
 
-/// Resource limits after [`raise`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raised {
-    /// Maximum number of open files.
-    pub open_files: u64,
-    /// Maximum number of bytes of locked memory (`u64::MAX`: no limit). Kernels before 5.11 charge maps to this limit.
-    pub locked_bytes: u64,
-}
-
-/// Raises heapbpf's limits on open files and locked memory as far as permitted and useful.
+/// Raises heapbpf's limits on open files and locked memory as far as permitted and useful. Kernels before 5.11 charge
+/// maps to the latter. Returns the maximum number of open files.
 ///
 /// # Errors
 /// If the limits cannot be read. A limit that cannot be raised is no error.
-pub fn raise() -> io::Result<Raised> {
-    Ok(Raised {
-        open_files: raise_one(libc::RLIMIT_NOFILE, OPEN_FILES)?,
-        locked_bytes: raise_one(libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY)?,
-    })
+pub fn raise() -> io::Result<u64> {
+    let open_files = raise_one(libc::RLIMIT_NOFILE, OPEN_FILES)?;
+    raise_one(libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY)?;
+    Ok(open_files)
 }
 
 /// The limit on open files is too low for a recording.
@@ -185,7 +176,7 @@ pub struct TooFewFiles {
 /// [`TooFewFiles`].
 pub fn raise_for_recording() -> Result<(), TooFewFiles> {
     match raise() {
-        Ok(Raised { open_files, .. }) if open_files < FEWEST_FILES => Err(TooFewFiles { may: open_files }),
+        Ok(may) if may < FEWEST_FILES => Err(TooFewFiles { may }),
         Ok(_) => Ok(()),
         Err(error) => {
             log::warn!("cannot raise resource limits: {error}");
@@ -197,13 +188,13 @@ pub fn raise_for_recording() -> Result<(), TooFewFiles> {
 /// Maximum number of module files to keep open: half of the limit on open files, 4,096 at most.
 #[must_use]
 pub fn module_files() -> usize {
-    raise().map_or(4096, |raised| usize::try_from(raised.open_files / 2).unwrap_or(usize::MAX).min(4096))
+    raise().map_or(4096, |open_files| usize::try_from(open_files / 2).unwrap_or(usize::MAX).min(4096))
 }
 
 /// Number of open files that remain for hooked processes, beside modules and what any recording needs.
 #[must_use]
 pub fn process_files() -> usize {
-    let files = raise().map_or(u64::MAX, |raised| raised.open_files.saturating_sub(FEWEST_FILES));
+    let files = raise().map_or(u64::MAX, |open_files| open_files.saturating_sub(FEWEST_FILES));
     usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(module_files())
 }
 
@@ -214,7 +205,7 @@ pub fn advice(message: &str) -> Option<String> {
     if !message.contains(&error) || message.contains(RAISE_FILES) {
         return None;
     }
-    let may = raise().map_or_else(|_| "too few".to_owned(), |raised| raised.open_files.to_string());
+    let may = raise().map_or_else(|_| "too few".to_owned(), |open_files| open_files.to_string());
     Some(format!("heapbpf may open {may} files, too few for these targets: {RAISE_FILES}"))
 }
 

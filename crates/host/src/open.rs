@@ -381,14 +381,14 @@ mod tests {
 
     #[test]
     fn found_by_path_but_only_if_it_is_the_same_file() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("x");
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let map = mapping_of(&path);
         let bytes = path.as_os_str().as_bytes();
         assert!(open_mapped(&map, bytes).is_ok());
 
-        let other = folder.path().join("y");
+        let other = dir.path().join("y");
         std::fs::write(&other, "two").expect("writes");
         std::fs::rename(&other, &path).expect("renames");
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Replaced));
@@ -435,8 +435,8 @@ mod tests {
             skipped("only root can become somebody else");
             return;
         }
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("x");
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(&path, private).expect("our own file");

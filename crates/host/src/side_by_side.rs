@@ -63,8 +63,8 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
         Self { name, jobs: None, done: channel(), under_way: HashSet::new(), skips_optional: Arc::default() }
     }
 
-    /// Begins a job, none of which with this key may be under way. Returns false if the thread cannot be started; then
-    /// the job is dropped.
+    /// Begins a job. No job with the same key may be under way. Returns false, and drops the job, if the thread cannot
+    /// be started.
     pub fn begin(&mut self, key: K, job: impl FnOnce() -> T + Send + 'static) -> bool {
         if self.jobs.is_none() {
             self.jobs = self.start();

@@ -94,8 +94,6 @@ pub const MAX_SET_LOG2: u32 = 24;
 
 /// The result of a call for this many bytes or more is always checked, because it may well be a failure.
 pub const LARGE_BYTES: u64 = 1 << 30;
-/// No allocator can return more than this many bytes: such a call fails.
-pub const LARGEST_BYTES: u64 = 1 << 47;
 
 /// Bytes from the base to the end of a blob whose set has 2^`set_log2` entries; whole pages.
 #[must_use]

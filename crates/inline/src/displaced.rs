@@ -68,10 +68,10 @@ impl Displaced {
         Ok(displaced)
     }
 
-    /// How many of the instructions that follow are worth copying if the copies may take `room` more bytes. If control
+    /// How many of the instructions that follow are worth copying if the copies may take `free` more bytes. If control
     /// leaves the copies by one of their own jumps, that saves the jump back: these two jumps are half of the cost of
     /// an unsampled call.
-    pub fn worth_copying(&self, room: usize) -> usize {
+    pub fn worth_copying(&self, free: usize) -> usize {
         let (mut taken, mut worth) = (0, 0);
         for (before, instruction) in self.following.iter().enumerate() {
             taken += if instruction.is_jcc_short_or_near() {
@@ -83,7 +83,7 @@ impl Displaced {
             };
             // Space for the jump back is included already, and that jump is not needed behind a last instruction.
             let (leaves, may_leave) = (is_last(instruction), instruction.is_jcc_short_or_near());
-            if (leaves && taken <= room + JUMP_BYTES) || (may_leave && taken <= room) {
+            if (leaves && taken <= free + JUMP_BYTES) || (may_leave && taken <= free) {
                 worth = before + 1;
             }
         }
@@ -198,8 +198,8 @@ fn call_returning_to(call: &Instruction, address: u64) -> Result<Vec<Instruction
     };
     let on_stack = |offset| MemoryOperand::with_base_displ(Register::RSP, offset);
     let half = |offset, value: u64| Instruction::with2(Code::Mov_rm32_imm32, on_stack(offset), value as u32);
-    let room = Instruction::with2(Code::Lea_r64_m, Register::RSP, on_stack(-8));
-    let built = [room, half(0, address), half(4, address >> 32)];
+    let reserve = Instruction::with2(Code::Lea_r64_m, Register::RSP, on_stack(-8));
+    let built = [reserve, half(0, address), half(4, address >> 32)];
     let built: Result<Vec<_>, _> = built.into_iter().chain([Ok(jump)]).collect();
     built.map_err(|_| Refusal::Call)
 }

@@ -121,7 +121,7 @@ fn a_fast_path_is_copied_up_to_its_end() {
 fn a_copy_has_only_what_there_is_room_for_and_what_saves_a_jump() {
     // test, je, mov, ret: 3 + 6 + 3 + 1 bytes elsewhere, and no jump back.
     let displaced = following(&[0x48, 0x85, 0xc0, 0x74, 0x10, 0x48, 0x8b, 0x10, 0xc3]);
-    let worth: Vec<usize> = [0, 7, 8, 9, 12, 13].map(|room| displaced.worth_copying(room)).to_vec();
+    let worth: Vec<usize> = [0, 7, 8, 9, 12, 13].map(|free| displaced.worth_copying(free)).to_vec();
     assert_eq!(worth, [0, 0, 4, 4, 4, 4]);
     // mov (%rax),%rdx alone: a jump back follows either way.
     assert_eq!(following(&[0x48, 0x8b, 0x10, 0xcc]).worth_copying(100), 0);

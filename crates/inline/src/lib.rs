@@ -14,7 +14,6 @@ pub mod fault;
 mod frame_rows;
 #[cfg(test)]
 mod fuzzed;
-pub mod gap;
 mod image;
 pub mod noted;
 mod patch;

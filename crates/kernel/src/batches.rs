@@ -13,20 +13,20 @@ const BATCH: usize = 256;
 const LARGEST_BATCH: usize = 1 << 24;
 
 /// Calls `read` for one batch after another, and `piece` with the entries of each. If a bucket does not fit, the
-/// capacity is doubled. `room` is the initial capacity in entries per batch. `keys` and `values` are buffers that may
-/// be kept for the next scan.
+/// capacity is doubled. `capacity` is the initial one, in entries per batch. `keys` and `values` are buffers that may be
+/// kept for the next scan.
 pub(super) fn scan_batches<K: Copy + Default, V: Copy + Default>(
-    mut room: usize,
+    mut capacity: usize,
     (keys, values): (&mut Vec<K>, &mut Vec<V>),
     mut read: impl FnMut(Option<Cursor>, &mut [K], &mut [V]) -> io::Result<Batch>,
     mut piece: impl FnMut(&mut dyn Iterator<Item = (K, V)>),
 ) -> io::Result<()> {
     let mut cursor = None;
     loop {
-        keys.resize(room, K::default());
-        values.resize(room, V::default());
+        keys.resize(capacity, K::default());
+        values.resize(capacity, V::default());
         match read(cursor, keys, values) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < LARGEST_BATCH => room *= 2,
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && capacity < LARGEST_BATCH => capacity *= 2,
             Err(error) => return Err(error),
             Ok(batch) => {
                 piece(&mut keys.iter().copied().zip(values.iter().copied()).take(batch.count));

@@ -7,7 +7,7 @@ use super::*;
 /// Maps in memory with space for this many files, sites and targets.
 #[derive(Default)]
 struct Memory {
-    room: usize,
+    capacity: usize,
     files: Vec<FileRanges>,
     sites: Vec<Site>,
     targets: Vec<(u32, u32)>,
@@ -21,10 +21,10 @@ struct Memory {
 
 impl Memory {
     /// Sets an existing element, or appends a new one.
-    fn set<T: Copy>(room: usize, elements: &mut Vec<T>, index: u32, value: T) -> Result<(), KernelError> {
+    fn set<T: Copy>(capacity: usize, elements: &mut Vec<T>, index: u32, value: T) -> Result<(), KernelError> {
         let index = index as usize;
         assert!(index <= elements.len(), "no element is left out");
-        if index >= room {
+        if index >= capacity {
             return Err(no_room("of this"));
         }
         match elements.get_mut(index) {
@@ -37,16 +37,16 @@ impl Memory {
 
 impl Maps for Memory {
     fn set_file(&mut self, index: u32, ranges: &FileRanges) -> Result<(), KernelError> {
-        Self::set(self.room, &mut self.files, index, *ranges)
+        Self::set(self.capacity, &mut self.files, index, *ranges)
     }
 
     fn set_site(&mut self, index: u32, site: &Site) -> Result<(), KernelError> {
-        Self::set(self.room, &mut self.sites, index, *site)
+        Self::set(self.capacity, &mut self.sites, index, *site)
     }
 
     fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError> {
         let end = self.targets.len() as u32;
-        Self::set(self.room, &mut self.targets, end, (pid, kind))
+        Self::set(self.capacity, &mut self.targets, end, (pid, kind))
     }
 
     fn target(&self, pid: u32) -> Option<u32> {
@@ -95,8 +95,8 @@ impl Maps for Memory {
     }
 }
 
-fn with_room(room: usize) -> ControlMaps<Memory> {
-    ControlMaps::new(Memory { room, ..Memory::default() })
+fn with_capacity(capacity: usize) -> ControlMaps<Memory> {
+    ControlMaps::new(Memory { capacity, ..Memory::default() })
 }
 
 fn site(offset: u64) -> Site {
@@ -105,7 +105,7 @@ fn site(offset: u64) -> Site {
 
 #[test]
 fn files_and_their_sites_are_numbered_in_turn() {
-    let mut maps = with_room(8);
+    let mut maps = with_capacity(8);
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(10), site(11)]).unwrap(), 0);
     assert_eq!(maps.add_file(&FileRanges { count: 1, ..FileRanges::default() }, &[]).unwrap(), 2);
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(12)]).unwrap(), 2);
@@ -116,7 +116,7 @@ fn files_and_their_sites_are_numbered_in_turn() {
 
 #[test]
 fn a_file_that_does_not_fit_leaves_its_numbers_to_the_next() {
-    let mut maps = with_room(2);
+    let mut maps = with_capacity(2);
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(10)]).unwrap(), 0);
     let error = maps.add_file(&FileRanges::default(), &[site(20), site(21)]).unwrap_err();
     assert!(error.to_string().contains("no room"), "{error}");
@@ -126,7 +126,7 @@ fn a_file_that_does_not_fit_leaves_its_numbers_to_the_next() {
 
 #[test]
 fn places_of_files_that_were_removed_are_used_again() {
-    let mut maps = with_room(4);
+    let mut maps = with_capacity(4);
     let add = |maps: &mut ControlMaps<Memory>, sites: &[Site]| maps.add_file(&FileRanges::default(), sites);
     assert_eq!(add(&mut maps, &[site(1), site(2)]).unwrap(), 0);
     assert_eq!(add(&mut maps, &[site(3)]).unwrap(), 2);
@@ -143,7 +143,7 @@ fn places_of_files_that_were_removed_are_used_again() {
 
 #[test]
 fn a_new_target_has_refused_threads_looked_at_again_and_keeps_the_interval() {
-    let mut maps = with_room(1);
+    let mut maps = with_capacity(1);
     maps.set_draw(draw(6)).unwrap();
     maps.set_draw(draw(7)).unwrap();
     maps.add_target(1, CountedBy::SharedLinks).unwrap();
@@ -163,7 +163,7 @@ fn draw(interval: u64) -> DrawConstants {
 
 #[test]
 fn the_constants_of_an_interval_stay_until_many_others_were_in_use() {
-    let mut maps = with_room(0);
+    let mut maps = with_capacity(0);
     let (most, in_use) = (u64::from(DRAWS), |maps: &ControlMaps<Memory>| maps.control.draw as usize);
     for interval in 1..=most {
         maps.set_draw(draw(interval)).unwrap();
@@ -186,7 +186,7 @@ fn the_constants_of_an_interval_stay_until_many_others_were_in_use() {
 
 #[test]
 fn every_size_class_and_the_daemons_sleep_are_written() {
-    let mut maps = with_room(0);
+    let mut maps = with_capacity(0);
     let mut table = [1; SIZE_CLASSES];
     (table[0], table[SIZE_CLASSES - 1]) = (5, 9);
     maps.set_trials(&table).unwrap();

@@ -21,9 +21,9 @@ pub fn object() -> Option<&'static [u8]> {
 /// Copies another object's bytes, aligned to 8 bytes. The copy is leaked, so it lives as long as the process.
 pub fn aligned(bytes: &[u8]) -> &'static [u8] {
     let words = vec![0_u64; bytes.len().div_ceil(8)].leak();
-    let room = &mut words.as_mut_bytes()[..bytes.len()];
-    room.copy_from_slice(bytes);
-    room
+    let copy = &mut words.as_mut_bytes()[..bytes.len()];
+    copy.copy_from_slice(bytes);
+    copy
 }
 
 #[cfg(test)]

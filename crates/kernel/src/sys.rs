@@ -49,8 +49,8 @@ unsafe fn call_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> 
 }
 
 fn copy_name(target: &mut [std::ffi::c_char], name: &str) {
-    let room = target.len() - 1;
-    for (to, from) in target[..room].iter_mut().zip(name.bytes()) {
+    let capacity = target.len() - 1;
+    for (to, from) in target[..capacity].iter_mut().zip(name.bytes()) {
         // The kernel accepts only letters, digits, `_` and `.`.
         let kept = if from.is_ascii_alphanumeric() || from == b'_' || from == b'.' { from } else { b'_' };
         // `c_char` is signed on some machines and unsigned on others.

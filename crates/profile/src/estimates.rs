@@ -33,9 +33,6 @@ pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not 
 /// Reason for allocation figures of Go's own heap.
 pub const IN_USE_ALONE: &str = "Go's runtime reports only what is in use";
 
-/// Reason for figures of where blocks in use are: it was not read for some of them.
-pub const NOT_READ: &str = "it is not known which blocks are in memory";
-
 /// Sums of rows by sampling interval, from which their total is estimated.
 ///
 /// A profile has as many pools as stacks. Most pools have one process and one interval; these need no heap memory.

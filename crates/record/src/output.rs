@@ -127,7 +127,7 @@ pub enum OutputError {
 #[derive(Clone, Debug)]
 pub struct Output {
     path: PathBuf,
-    format: &'static dyn Format,
+    format: &'static Format,
     force: bool,
     naming: Naming,
 }
@@ -138,7 +138,7 @@ pub const STANDARD_OUTPUT: &str = "-";
 impl Output {
     /// An output in `format` to a `path` given by the user (`-`: standard output). `force` replaces an existing file,
     /// and follows a symbolic link of the user's own.
-    pub fn new(path: impl Into<PathBuf>, format: &'static dyn Format, force: bool) -> Self {
+    pub fn new(path: impl Into<PathBuf>, format: &'static Format, force: bool) -> Self {
         Self { path: path.into(), format, force, naming: Naming::ByUser }
     }
 
@@ -154,7 +154,7 @@ impl Output {
     }
 
     /// The format.
-    pub fn format(&self) -> &'static dyn Format {
+    pub fn format(&self) -> &'static Format {
         self.format
     }
 
@@ -354,7 +354,7 @@ pub fn folder_of(path: &Path) -> &Path {
 }
 
 /// Inserts `suffix` before the extension: `name.pb.gz` becomes `name.0001.pb.gz`.
-pub fn with_suffix(path: &Path, format: &dyn Format, suffix: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, format: &Format, suffix: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let extension = formats::extension_of(format, &name).unwrap_or("");
     let stem = &name[..name.len() - extension.len()];
@@ -363,7 +363,7 @@ pub fn with_suffix(path: &Path, format: &dyn Format, suffix: &str) -> PathBuf {
 
 /// The number of the snapshot of `path` that has this file name: 1 for `name.0001.pb.gz`. In formats with a file per
 /// process, the name must have both a number and a process id, as a single number could be a process id.
-pub fn snapshot_number(path: &Path, format: &dyn Format, file_name: &str) -> Option<u32> {
+pub fn snapshot_number(path: &Path, format: &Format, file_name: &str) -> Option<u32> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let extension = formats::extension_of(format, &name).unwrap_or("");
     let stem = &name[..name.len() - extension.len()];
@@ -374,7 +374,7 @@ pub fn snapshot_number(path: &Path, format: &dyn Format, file_name: &str) -> Opt
 
 /// An unused default path in `folder`: `heapbpf-<comm>-<pid>.pb.gz` for one process, `heapbpf-all.pb.gz` otherwise,
 /// with a number added if that exists. The process's name is made safe by [`safe_name`].
-pub fn default_path(folder: &Path, process: Option<(&str, u32)>, format: &dyn Format) -> PathBuf {
+pub fn default_path(folder: &Path, process: Option<(&str, u32)>, format: &Format) -> PathBuf {
     let stem = match process {
         Some((comm, pid)) => format!("heapbpf-{}-{pid}", safe_name(comm)),
         None => "heapbpf-all".into(),

@@ -191,7 +191,7 @@ pub struct OutputPlan {
     /// Output files of the profile.
     pub files: Vec<Output>,
     /// Format of snapshots that a signal asks for, if there are no output files.
-    pub default_format: &'static dyn Format,
+    pub default_format: &'static Format,
     /// Options of the writers.
     pub write: WriteOptions,
     /// Adjustments made to profiles before they are written.

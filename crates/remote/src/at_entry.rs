@@ -112,7 +112,7 @@ struct Entry {
     /// Its first instruction.
     first: &'static [u8],
     /// Offset from the entry point of padding for a long jump.
-    room: usize,
+    padding: usize,
 }
 
 impl Entry {
@@ -121,13 +121,13 @@ impl Entry {
         let first = FIRST.into_iter().find(|first| code.starts_with(first))?;
         // This byte may also be part of an address: then no padding follows.
         let ends = code.iter().take(MOST_ENTRY_BYTES).enumerate().filter(|(_, byte)| **byte == HLT);
-        let room = ends.into_iter().find_map(|(hlt, _)| room(address, code, hlt + 1))?;
-        (room - SHORT_BYTES <= i8::MAX as usize).then_some(Self { first, room })
+        let padding = ends.into_iter().find_map(|(hlt, _)| padding(address, code, hlt + 1))?;
+        (padding - SHORT_BYTES <= i8::MAX as usize).then_some(Self { first, padding })
     }
 }
 
 /// Offset of padding for a long jump in `code`, at or after `from`, where the entry code ends.
-fn room(address: u64, code: &[u8], from: usize) -> Option<usize> {
+fn padding(address: u64, code: &[u8], from: usize) -> Option<usize> {
     let is_padding =
         |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
     let padding = |from: usize| {
@@ -177,11 +177,11 @@ impl Jumps {
         let before = code.get(..8)?.to_vec();
         let mut now = before.clone();
         // `None` if this would take two writes.
-        now.get_mut(within..within + SHORT_BYTES)?.copy_from_slice(&[0xeb, (found.room - SHORT_BYTES) as u8]);
+        now.get_mut(within..within + SHORT_BYTES)?.copy_from_slice(&[0xeb, (found.padding - SHORT_BYTES) as u8]);
         let short = Changed { at: entry - within as u64, before, now };
-        let at = entry + found.room as u64;
+        let at = entry + found.padding as u64;
         let distance = i32::try_from(to.wrapping_sub(at + LONG_BYTES as u64).cast_signed()).ok()?;
-        let before = code.get(within + found.room..)?.get(..LONG_BYTES)?.to_vec();
+        let before = code.get(within + found.padding..)?.get(..LONG_BYTES)?.to_vec();
         let long = Changed { at, before, now: [&[0xe9][..], &distance.to_le_bytes()].concat() };
         Some(Self { short, long })
     }
@@ -216,14 +216,14 @@ mod tests {
     #[test]
     fn padding_behind_the_entry_code_takes_the_long_jump() {
         for first in FIRST {
-            assert_eq!(Entry::find(0x1000, &code(first, &NOPS)), Some(Entry { first, room: 0x22 }));
+            assert_eq!(Entry::find(0x1000, &code(first, &NOPS)), Some(Entry { first, padding: 0x22 }));
         }
         let mut address = code(FIRST[0], &NOPS);
         address[0x1c] = HLT;
-        assert_eq!(Entry::find(0x1000, &address), Some(Entry { first: FIRST[0], room: 0x22 }));
+        assert_eq!(Entry::find(0x1000, &address), Some(Entry { first: FIRST[0], padding: 0x22 }));
         // Three bytes are too few; more follow an empty function.
         let empty = [&[0x90; 3][..], ENDBR, &[RET], &[0xcc; 11]].concat();
-        assert_eq!(Entry::find(0x100b, &code(FIRST[0], &empty)), Some(Entry { first: FIRST[0], room: 0x22 + 8 }));
+        assert_eq!(Entry::find(0x100b, &code(FIRST[0], &empty)), Some(Entry { first: FIRST[0], padding: 0x22 + 8 }));
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn only_the_first_instruction_of_the_word_changes() {
         let text = [&[0xc3, 0xcc][..], &code(FIRST[1], &NOPS)].concat();
-        let entry = Entry { first: FIRST[1], room: 0x22 };
+        let entry = Entry { first: FIRST[1], padding: 0x22 };
         let jumps = Jumps::new(0x1002, &text, &entry, 0x3000).expect("they fit");
         assert_eq!(
             (jumps.short.at, &jumps.short.now[..]),

@@ -246,12 +246,6 @@ impl Plan {
         is_it.then_some(Self { is_mapped: true, ..plan })
     }
 
-    /// Whether this plan uses what an earlier run mapped.
-    #[must_use]
-    pub fn is_again(&self) -> bool {
-        self.is_mapped
-    }
-
     fn checked(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
         let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !draft.name.starts_with(NAME_PREFIX) || draft.name.len() > MAX_NAME || !is_plain(&draft.name) {

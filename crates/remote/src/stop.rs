@@ -26,7 +26,7 @@ const MAX_THREADS: usize = 1 << 16;
 /// How often threads are listed and seized before the first one is asked to stop.
 const MAX_ROUNDS: usize = 3;
 /// Link count of a directory without subdirectories.
-const FOLDER_LINKS: u64 = 2;
+const DIR_LINKS: u64 = 2;
 
 /// What a traced thread is doing.
 #[derive(Clone, Copy)]
@@ -157,8 +157,8 @@ impl Stop {
     /// Whether the process has no threads except the stopped ones. The kernel counts threads in this directory's link
     /// count (`proc_task_getattr`), and reading that is quicker than listing them.
     fn is_complete(&self) -> bool {
-        let links = fs::metadata(format!("/proc/{}/task", self.pid)).map(|folder| folder.nlink());
-        links.is_ok_and(|links| links == FOLDER_LINKS + self.stopped_threads().count() as u64)
+        let links = fs::metadata(format!("/proc/{}/task", self.pid)).map(|dir| dir.nlink());
+        links.is_ok_and(|links| links == DIR_LINKS + self.stopped_threads().count() as u64)
     }
 
     /// Waits until all traced threads are stopped.

@@ -211,15 +211,15 @@ pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result
 }
 
 /// The formats that a page offers.
-pub fn formats() -> impl Iterator<Item = &'static dyn Format> {
-    FORMATS.iter().copied()
+pub fn formats() -> impl Iterator<Item = &'static Format> {
+    FORMATS.iter()
 }
 
 /// Returns a profile as a file in a format.
 ///
 /// # Errors
 /// Returns the reason why the file cannot be made.
-pub fn file(profile: &Profile, format: &dyn Format, seen: &Seen) -> Result<Bytes, String> {
+pub fn file(profile: &Profile, format: &Format, seen: &Seen) -> Result<Bytes, String> {
     let mut file = Bounded(Vec::new());
     let written = format.write(&seen.of(profile), &WriteOptions::default(), &mut file);
     written.map(|()| file.0.into()).map_err(|error| error.to_string())

@@ -231,12 +231,12 @@ impl Waiting {
     /// A point between `top` and `limit` where the logarithm is at least [`DEPTH`] below its maximum, or `limit`.
     fn foot(&self, top: f64, height: f64, limit: f64) -> f64 {
         let direction = if limit > top { 1.0 } else { -1.0 };
-        let room = (limit - top).abs();
-        let mut step = (self.s1 + 1.0).sqrt().min(room / 2.0);
+        let distance = (limit - top).abs();
+        let mut step = (self.s1 + 1.0).sqrt().min(distance / 2.0);
         let (mut inside, mut outside) = (0.0, f64::INFINITY);
         for _ in 0..60 {
-            if step >= room {
-                step = room;
+            if step >= distance {
+                step = distance;
                 // The integrand may be zero at the limit itself, so its logarithm is not evaluated there.
                 outside = step;
                 break;

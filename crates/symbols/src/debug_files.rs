@@ -49,9 +49,9 @@ pub fn find(
         }
     }
     let DebugLink { name, checksum } = debug_link::of(image, elf)?;
-    let folder = path.parent()?;
-    let beside = [folder.join(&name), folder.join(".debug").join(&name)].map(|path| (path, false));
-    let inside = folder.strip_prefix("/").ok()?;
+    let dir = path.parent()?;
+    let beside = [dir.join(&name), dir.join(".debug").join(&name)].map(|path| (path, false));
+    let inside = dir.strip_prefix("/").ok()?;
     let global = directories.iter().map(|directory| (directory.join(inside).join(&name), true));
     let candidates: Vec<(PathBuf, bool)> = beside.into_iter().chain(global).filter(|(name, _)| name != path).collect();
     roots().flat_map(|root| candidates.iter().map(move |candidate| (root, candidate))).find_map(
@@ -77,8 +77,8 @@ pub fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<D
 pub fn by_build_id(directory: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) else { return Vec::new() };
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let folder = directory.join(".build-id").join(format!("{first:02x}"));
-    vec![folder.join(format!("{rest}.debug")), folder.join(rest)]
+    let dir = directory.join(".build-id").join(format!("{first:02x}"));
+    vec![dir.join(format!("{rest}.debug")), dir.join(rest)]
 }
 
 /// Returns the paths at which `directory` may hold a file with this build ID, or its debug file: in the debuggers'
@@ -174,19 +174,19 @@ mod tests {
 
     #[test]
     fn what_is_not_an_elf_file_is_no_debug_file() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("x.debug");
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("x.debug");
         std::fs::write(&path, "text").expect("writes");
         assert!(open(path, true).is_none());
-        assert!(open(folder.path().to_path_buf(), true).is_none(), "a folder");
+        assert!(open(dir.path().to_path_buf(), true).is_none(), "a folder");
         let own = open("/proc/self/exe".into(), false).expect("this program");
         assert!(!own.is_trusted && has_symbols(&own.elf));
     }
 
     #[test]
     fn the_checksum_of_debug_links() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("x");
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("x");
         std::fs::write(&path, "123456789").expect("writes");
         // The check value of CRC-32/ISO-HDLC.
         assert_eq!(file_checksum(&File::open(path).expect("opens")), Some(0xcbf4_3926));

@@ -139,10 +139,10 @@ impl<'a> LinkedDwarf<'a> {
                     Err(_) => return Vec::new(),
                 },
                 LookupResult::Load { load, continuation } => {
-                    let room = split.len() < MOST_SPLIT;
+                    let fits = split.len() < MOST_SPLIT;
                     let found = split
                         .entry(load.dwo_id.0)
-                        .or_insert_with(|| room.then(|| split_unit(&load, places, package.as_ref(), left_bytes))?);
+                        .or_insert_with(|| fits.then(|| split_unit(&load, places, package.as_ref(), left_bytes))?);
                     if found.is_none() && places.limits.is_over(*left_bytes) {
                         *is_too_slow = true;
                     } else if found.is_none() {

@@ -14,12 +14,12 @@ use super::symbolizer::{Symbol, Symbolizer};
 use super::tests::{MODULE, One, SOURCE, functions, no_debug_files, offset_of, run};
 
 /// Compiles code with inlined calls twice, so that `dwz` finds something to share.
-fn compile_two(folder: &Path, flags: &[&str]) -> Option<[PathBuf; 2]> {
+fn compile_two(dir: &Path, flags: &[&str]) -> Option<[PathBuf; 2]> {
     let made = ["a", "b"].map(|name| {
-        let (code, library) = (folder.join(format!("{name}.c")), folder.join(format!("lib{name}.so")));
+        let (code, library) = (dir.join(format!("{name}.c")), dir.join(format!("lib{name}.so")));
         std::fs::write(&code, SOURCE.replace("calls_hidden", &format!("calls_hidden_{name}"))).expect("write");
         let mut command = Command::new("cc");
-        command.current_dir(folder).args(["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id"]).args(flags);
+        command.current_dir(dir).args(["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id"]).args(flags);
         let is_made = command.arg("-o").arg(&library).arg(&code).status().is_ok_and(|status| status.success());
         is_made.then_some(library)
     });
@@ -43,11 +43,11 @@ fn all_symbols(library: &Path, options: &Options) -> Vec<Vec<Symbol>> {
 
 #[test]
 fn debug_information_that_dwz_shares_is_found() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some([library, other]) = compile_two(folder.path(), &[]) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some([library, other]) = compile_two(dir.path(), &[]) else { return };
     let expected = all_symbols(&library, &no_debug_files());
     assert!(expected.iter().any(|symbols| functions(symbols) == ["innermost", "middle", "outer"]));
-    let common = folder.path().join("common.debug");
+    let common = dir.path().join("common.debug");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     if !run("dwz", &["-L", "none", "-m", &text(&common), &text(&library), &text(&other)]) {
         return;
@@ -58,7 +58,7 @@ fn debug_information_that_dwz_shares_is_found() {
     let id: String = link.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(all_symbols(&library, &no_debug_files()), expected, "beside the file");
     // In a debug directory, by build ID.
-    let store = folder.path().join("store");
+    let store = dir.path().join("store");
     let place = store.join(".build-id").join(&id[..2]);
     std::fs::create_dir_all(&place).expect("folder");
     let kept = place.join(format!("{}.debug", &id[2..]));
@@ -85,33 +85,33 @@ fn split_debug_information_has_inlined_calls() {
         (&["-gsplit-dwarf", "-gdwarf-4"], false),
         (&["-gsplit-dwarf", "-gdwarf-4"], true),
     ] {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let plain = folder.path().join("plain");
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let plain = dir.path().join("plain");
         std::fs::create_dir(&plain).expect("folder");
         let (Some([whole, _]), Some([library, _])) =
-            (compile_two(&plain, &flags[1..]), compile_two(folder.path(), flags))
+            (compile_two(&plain, &flags[1..]), compile_two(dir.path(), flags))
         else {
             return;
         };
-        let without_folders = |symbols: Vec<Vec<Symbol>>| -> Vec<Vec<Symbol>> {
+        let without_dirs = |symbols: Vec<Vec<Symbol>>| -> Vec<Vec<Symbol>> {
             let name = |file: Arc<str>| file.rsplit('/').next().unwrap_or_default().into();
             let short = |it: Symbol| Symbol { file: it.file.map(name), ..it };
             symbols.into_iter().map(|symbols| symbols.into_iter().map(short).collect()).collect()
         };
-        let expected = without_folders(all_symbols(&whole, &no_debug_files()));
+        let expected = without_dirs(all_symbols(&whole, &no_debug_files()));
         assert!(expected.iter().any(|symbols| functions(symbols) == ["innermost", "middle", "outer"]));
-        let dwo = folder.path().join("liba.so-a.dwo");
+        let dwo = dir.path().join("liba.so-a.dwo");
         if package {
-            let made = folder.path().join("liba.so.dwp");
+            let made = dir.path().join("liba.so.dwp");
             if !run("dwp", &["-e", library.to_str().expect("UTF-8"), "-o", made.to_str().expect("UTF-8")]) {
                 return;
             }
             std::fs::remove_file(&dwo).expect("gcc makes it");
         }
-        assert_eq!(without_folders(all_symbols(&library, &no_debug_files())), expected, "{flags:?}");
+        assert_eq!(without_dirs(all_symbols(&library, &no_debug_files())), expected, "{flags:?}");
         if !package {
             // Without it, functions and lines remain, and the loss is noted. A file of another unit is not used.
-            std::fs::copy(folder.path().join("libb.so-b.dwo"), &dwo).expect("gcc makes it");
+            std::fs::copy(dir.path().join("libb.so-b.dwo"), &dwo).expect("gcc makes it");
             let symbols = all_symbols(&library, &no_debug_files());
             assert!(symbols.iter().all(|symbols| symbols.last().is_some_and(|it| it.function.is_some())));
             let mut symbolizer = Symbolizer::new(no_debug_files());
@@ -124,8 +124,8 @@ fn split_debug_information_has_inlined_calls() {
 /// Its time is over before anything was read: how much may be read gives no time, only what is read.
 #[test]
 fn split_debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some([library, _]) = compile_two(folder.path(), &["-gsplit-dwarf"]) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some([library, _]) = compile_two(dir.path(), &["-gsplit-dwarf"]) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(no_debug_files());
     symbolizer.least_time = Duration::ZERO;
@@ -139,15 +139,15 @@ fn split_debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
 /// With mutated debug information, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_links_do_no_harm() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some([library, other]) = compile_two(folder.path(), &["-gsplit-dwarf"]) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some([library, other]) = compile_two(dir.path(), &["-gsplit-dwarf"]) else { return };
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let Some([shared, _]) = compile_two(folder.path(), &[]) else { return };
-    let common = folder.path().join("common.debug");
+    let Some([shared, _]) = compile_two(dir.path(), &[]) else { return };
+    let common = dir.path().join("common.debug");
     let has_dwz = run("dwz", &["-L", "none", "-m", &text(&common), &text(&shared), &text(&other)]);
     let mut random = Random(7);
     for path in
-        [folder.path().join("libb.so-b.dwo"), library, shared, common].into_iter().filter(|it| has_dwz || it.exists())
+        [dir.path().join("libb.so-b.dwo"), library, shared, common].into_iter().filter(|it| has_dwz || it.exists())
     {
         let pristine = std::fs::read(&path).expect("readable");
         let elf = Elf::read(&pristine).expect("ELF");
@@ -161,7 +161,7 @@ fn mutated_links_do_no_harm() {
                 bytes[start + random.below(length)] = random.next_u64() as u8;
             }
             std::fs::write(&path, bytes).expect("our own");
-            for library in ["liba.so", "libb.so"].map(|name| folder.path().join(name)) {
+            for library in ["liba.so", "libb.so"].map(|name| dir.path().join(name)) {
                 let mut symbolizer = Symbolizer::new(no_debug_files());
                 symbolizer.symbolize(&mut One::file(&library), (0x1000..0x1200).step_by(16).map(|at| (MODULE, at)));
                 let known = |it: &Symbol| it.function.is_some() || it.function_start.is_some() || it.reason.is_some();
@@ -176,13 +176,13 @@ fn mutated_links_do_no_harm() {
 /// Debug files that refer to themselves, by both kinds of links: names are found, and the search ends.
 #[test]
 fn links_in_a_circle_end() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some([library, _]) = compile_two(folder.path(), &[]) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some([library, _]) = compile_two(dir.path(), &[]) else { return };
     let expected = all_symbols(&library, &no_debug_files());
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let id = heapbpf_elf::build_id::of(&std::fs::read(&library).expect("readable")).expect("it has one");
-    let debug = folder.path().join("a.debug");
-    let link = folder.path().join("link");
+    let debug = dir.path().join("a.debug");
+    let link = dir.path().join("link");
     std::fs::write(&link, [b"a.debug\0", &*id].concat()).expect("our own");
     // Its debug information is shared with itself, and it is its own debug file.
     let alt = format!(".gnu_debugaltlink={}", text(&link));

@@ -22,13 +22,13 @@ const MOST_KNOWN: usize = 10_000;
 pub struct KnownOwners(HashMap<String, Option<String>>);
 
 impl KnownOwners {
-    /// Looks up the packages of those `paths` that are not known yet, in the lists in `folder`.
-    pub fn learn<'a>(&mut self, folder: &Path, paths: impl Iterator<Item = &'a str>) {
+    /// Looks up the packages of those `paths` that are not known yet, in the lists in `directory`.
+    pub fn learn<'a>(&mut self, dir: &Path, paths: impl Iterator<Item = &'a str>) {
         if self.0.len() > MOST_KNOWN {
             self.0.clear();
         }
         let new: Vec<&str> = paths.filter(|path| !self.0.contains_key(*path)).collect();
-        let mut found = owners(folder, new.iter().copied());
+        let mut found = owners(dir, new.iter().copied());
         self.0.extend(new.into_iter().map(|path| (path.to_owned(), found.remove(path))));
     }
 
@@ -38,15 +38,15 @@ impl KnownOwners {
     }
 }
 
-/// Returns the package of each of `paths` that is in one of the lists in `folder`. All lists are read once, if there
+/// Returns the package of each of `paths` that is in one of the lists in `directory`. All lists are read once, if there
 /// are any paths.
-fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
+fn owners<'a>(dir: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
     let wanted: HashMap<&[u8], &str> = paths.map(|path| (merged(path.as_bytes()), path)).collect();
     let mut owners = HashMap::new();
     if wanted.is_empty() {
         return owners;
     }
-    let Ok(lists) = fs::read_dir(folder) else { return owners };
+    let Ok(lists) = fs::read_dir(dir) else { return owners };
     for list in lists.flatten().take(MOST_LISTS) {
         let name = list.file_name();
         let Some(package) = name.to_str().and_then(|name| name.strip_suffix(".list")) else { continue };
@@ -97,14 +97,14 @@ mod tests {
 
     #[test]
     fn packages_are_found_by_their_lists_whatever_usr_is() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let list = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("writes");
+        let dir = tempfile::tempdir().expect("a folder");
+        let list = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("writes");
         list("git.list", "/.\n/usr/bin\n/usr/bin/git\n");
         list("libc6:amd64.list", "/lib/x86_64-linux-gnu/libc.so.6");
         list("git.md5sums", "/usr/bin/other\n");
         list("odd.list", "\u{0}\n\n//\n/usr");
         let paths = ["/usr/bin/git", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/other", "/usr", ""];
-        let found = owners(folder.path(), paths.into_iter());
+        let found = owners(dir.path(), paths.into_iter());
         let package = |path: &str, has_archive| debug_package(found.get(path)?, has_archive);
         for (has_archive, expected) in [(true, Some("git-dbgsym")), (false, None)] {
             assert_eq!(package("/usr/bin/git", has_archive).as_deref(), expected);
@@ -131,11 +131,11 @@ mod tests {
 
     #[test]
     fn a_file_is_looked_for_once() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a folder");
         let mut known = KnownOwners::default();
-        known.learn(folder.path(), ["/usr/bin/git"].into_iter());
-        fs::write(folder.path().join("git.list"), "/usr/bin/git\n/usr/bin/git-shell\n").expect("writes");
-        known.learn(folder.path(), ["/usr/bin/git", "/usr/bin/git-shell"].into_iter());
+        known.learn(dir.path(), ["/usr/bin/git"].into_iter());
+        fs::write(dir.path().join("git.list"), "/usr/bin/git\n/usr/bin/git-shell\n").expect("writes");
+        known.learn(dir.path(), ["/usr/bin/git", "/usr/bin/git-shell"].into_iter());
         assert_eq!(["/usr/bin/git", "/usr/bin/git-shell"].map(|path| known.get(path)), [None, Some("git")]);
     }
 }

@@ -84,9 +84,9 @@ pub(super) fn run(program: &str, arguments: &[&str]) -> bool {
     }
 }
 
-/// Compiles [`SOURCE`] into `folder/libnames.so` with debug information.
-pub(super) fn compile(folder: &Path) -> Option<PathBuf> {
-    let (code, library) = (folder.join("names.c"), folder.join("libnames.so"));
+/// Compiles [`SOURCE`] into `directory/libnames.so` with debug information.
+pub(super) fn compile(dir: &Path) -> Option<PathBuf> {
+    let (code, library) = (dir.join("names.c"), dir.join("libnames.so"));
     std::fs::write(&code, SOURCE).expect("write");
     let arguments = ["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id", "-o"];
     let paths = [library.to_str().expect("UTF-8"), code.to_str().expect("UTF-8")];
@@ -119,8 +119,8 @@ pub(super) fn no_debug_files() -> Options {
 
 #[test]
 fn inlined_calls_files_and_lines() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let (start, mut seen) = (offset_of(&library, "outer"), None);
     // Find the instruction that carries the store of the innermost function.
     for offset in start..start + 32 {
@@ -138,8 +138,8 @@ fn inlined_calls_files_and_lines() {
 
 #[test]
 fn progress_is_reported() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
     let mut symbolizer = Symbolizer::telling(no_debug_files(), Arc::clone(&progress));
     assert_eq!(progress.get(), (0, 0));
@@ -152,8 +152,8 @@ fn progress_is_reported() {
 
 #[test]
 fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(Options { max_debug_bytes: 10, ..no_debug_files() });
     symbolizer.symbolize(&mut One::file(&library), [(MODULE, offset)]);
@@ -165,8 +165,8 @@ fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
 /// Its time is over before anything was read.
 #[test]
 fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(no_debug_files());
     symbolizer.least_time = Duration::ZERO;
@@ -179,13 +179,13 @@ fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
 
 #[test]
 fn debug_files_by_build_id_and_by_link() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let hidden = offset_of(&library, "hidden");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let debug = folder.path().join("libnames.so.debug");
-    let stripped = folder.path().join("stripped/libnames.so");
-    std::fs::create_dir_all(folder.path().join("stripped/.debug")).expect("folder");
+    let debug = dir.path().join("libnames.so.debug");
+    let stripped = dir.path().join("stripped/libnames.so");
+    std::fs::create_dir_all(dir.path().join("stripped/.debug")).expect("folder");
     let link = format!("--add-gnu-debuglink={}", text(&debug));
     if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])
         || !run("objcopy", &["--strip-all", &link, &text(&library), &text(&stripped)])
@@ -204,7 +204,7 @@ fn debug_files_by_build_id_and_by_link() {
     let bytes = std::fs::read(&library).expect("readable");
     let id: String =
         heapbpf_elf::build_id::of(&bytes).expect("asked for").iter().map(|byte| format!("{byte:02x}")).collect();
-    let store = folder.path().join("store");
+    let store = dir.path().join("store");
     let place = store.join(".build-id").join(&id[..2]);
     std::fs::create_dir_all(&place).expect("folder");
     std::fs::copy(&debug, place.join(format!("{}.debug", &id[2..]))).expect("copy");
@@ -217,7 +217,7 @@ fn debug_files_by_build_id_and_by_link() {
     assert_eq!(functions(&symbolize(by_id, &mut One::file(&stripped), hidden)), ["?"]);
 
     // By link, beside the module.
-    std::fs::copy(&debug, folder.path().join("stripped/.debug/libnames.so.debug")).expect("copy");
+    std::fs::copy(&debug, dir.path().join("stripped/.debug/libnames.so.debug")).expect("copy");
     let symbols = symbolize(no_debug_files(), &mut One::file(&stripped), hidden);
     assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
 }
@@ -277,8 +277,8 @@ fn vdso_has_names() {
 /// On a host where programs come and go, modules without names do not accumulate.
 #[test]
 fn what_is_said_of_modules_goes_with_the_cache() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     if !run("strip", &[library.to_str().expect("UTF-8")]) {
         return skipped("there is no program strip");
     }
@@ -296,8 +296,8 @@ fn what_is_said_of_modules_goes_with_the_cache() {
 /// With mutated debug information, symbols and headers, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let offsets: Vec<u64> = ["outer", "hidden", "calls_hidden"].iter().map(|name| offset_of(&library, name)).collect();
     let pristine = std::fs::read(&library).expect("readable");
     let elf = Elf::read(&pristine).expect("ELF");
@@ -336,10 +336,10 @@ fn mutated_modules_give_names_or_reasons() {
 
 #[test]
 fn compressed_debug_information_counts_decompressed() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     for method in ["zlib", "zstd"] {
-        let packed = folder.path().join(method);
+        let packed = dir.path().join(method);
         let paths = [library.to_str().expect("UTF-8"), packed.to_str().expect("UTF-8")];
         if !run("objcopy", &[&format!("--compress-debug-sections={method}"), paths[0], paths[1]]) {
             continue;
@@ -372,9 +372,9 @@ fn compressed_debug_information_counts_decompressed() {
 /// Every address of a function without a name has the function's start, and its module has the reason.
 #[test]
 fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
-    let stripped = folder.path().join("stripped.so");
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
+    let stripped = dir.path().join("stripped.so");
     if !run("strip", &["-o", stripped.to_str().expect("UTF-8"), library.to_str().expect("UTF-8")]) {
         return;
     }
@@ -405,17 +405,17 @@ fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
 /// The compressed symbol table that Fedora and its derivatives embed in stripped files.
 #[test]
 fn packed_symbol_tables_name_functions_of_stripped_files() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
     let hidden = offset_of(&library, "hidden");
     let script = "cp libnames.so mini && objcopy --strip-debug mini && xz -f mini && strip -o stripped.so libnames.so \
                   && objcopy --add-section .gnu_debugdata=mini.xz stripped.so";
-    let made = Command::new("sh").current_dir(folder.path()).args(["-c", script]).status();
+    let made = Command::new("sh").current_dir(dir.path()).args(["-c", script]).status();
     if !made.is_ok_and(|status| status.success()) {
         skipped("needs objcopy, strip and xz");
         return;
     }
-    let stripped = folder.path().join("stripped.so");
+    let stripped = dir.path().join("stripped.so");
     assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), hidden)), ["hidden"]);
     let exported = offset_of(&library, "calls_hidden");
     assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), exported)), ["calls_hidden"]);
@@ -427,16 +427,16 @@ fn debug_files_below_another_root() {
     if heapbpf_testing::is_emulated("no openat2(2)") {
         return;
     }
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let Some(library) = compile(folder.path()) else { return };
-    let root = folder.path().join("root");
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(dir.path()) else { return };
+    let root = dir.path().join("root");
     let bytes = std::fs::read(&library).expect("readable");
     let id = heapbpf_elf::build_id::of(&bytes).expect("asked for");
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let place = root.join("usr/lib/debug/.build-id").join(&id[..2]);
     std::fs::create_dir_all(&place).expect("folder");
     std::fs::create_dir_all(root.join("store")).expect("folder");
-    let (stripped, debug) = (folder.path().join("stripped.so"), root.join("store/x.debug"));
+    let (stripped, debug) = (dir.path().join("stripped.so"), root.join("store/x.debug"));
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])
         || !run("objcopy", &["--strip-all", &text(&library), &text(&stripped)])

@@ -93,10 +93,6 @@ pub struct Statistics {
     pub repeated: u64,
     /// Stacks that reached the thread's entry.
     pub complete: u64,
-    /// Frame rules found in the cache.
-    pub rule_hits: u64,
-    /// Frame rules evaluated from call frame information.
-    pub rule_misses: u64,
     /// Modules whose unwind sections are loaded, including those that could not be read.
     pub modules: u64,
     /// Memory that the sections use, bytes.
@@ -267,8 +263,6 @@ impl Unwinder {
     /// The counters so far.
     pub fn statistics(&self) -> Statistics {
         Statistics {
-            rule_hits: self.rules.cache.hits,
-            rule_misses: self.rules.cache.misses,
             modules: self.rules.modules.count() as u64,
             section_bytes: self.rules.modules.held_bytes() as u64,
             ..self.statistics

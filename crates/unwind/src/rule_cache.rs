@@ -9,15 +9,11 @@ const CACHE_SLOTS: usize = 1 << 15;
 /// every process and every state of its mappings.
 pub struct RuleCache {
     slots: Box<[Option<(ModuleId, u64, FoundRule)>]>,
-    /// Lookups that found a rule.
-    pub hits: u64,
-    /// Lookups that found none.
-    pub misses: u64,
 }
 
 impl Default for RuleCache {
     fn default() -> Self {
-        Self { slots: vec![None; CACHE_SLOTS].into_boxed_slice(), hits: 0, misses: 0 }
+        Self { slots: vec![None; CACHE_SLOTS].into_boxed_slice() }
     }
 }
 
@@ -28,17 +24,9 @@ impl RuleCache {
     }
 
     /// Returns the cached rule for the code at `offset` of the file.
-    pub fn get(&mut self, module: ModuleId, offset: u64) -> Option<FoundRule> {
-        match &self.slots[Self::slot(module, offset)] {
-            Some((kept_module, kept_offset, rule)) if *kept_module == module && *kept_offset == offset => {
-                self.hits += 1;
-                Some(*rule)
-            }
-            _ => {
-                self.misses += 1;
-                None
-            }
-        }
+    pub fn get(&self, module: ModuleId, offset: u64) -> Option<FoundRule> {
+        let (kept_module, kept_offset, rule) = self.slots[Self::slot(module, offset)]?;
+        (kept_module == module && kept_offset == offset).then_some(rule)
     }
 
     /// Caches a rule, replacing any other in its slot.

@@ -25,7 +25,7 @@ const TOO_OFTEN: &str = "reading unwind sections takes too long";
 /// Finds rules, and holds the data needed for that.
 pub struct Rules {
     /// Rules found before.
-    pub cache: RuleCache,
+    cache: RuleCache,
     /// Modules whose unwind sections are in memory.
     pub modules: LoadedModules,
     context: Context,

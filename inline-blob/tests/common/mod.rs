@@ -14,10 +14,10 @@ use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
-use heapbpf_inline::gap::{Mapping, find};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, Wanted, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
+use heapbpf_remote::Maps;
 use sampler_ebpf::constants::draw_constants;
 use zerocopy::FromZeros as _;
 
@@ -77,21 +77,6 @@ impl Default for Options {
             objects: Vec::new(),
         }
     }
-}
-
-fn mappings() -> Vec<Mapping> {
-    let text = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let parse = |line: &str| {
-        let (range, rest) = line.split_once(' ').unwrap();
-        let (start, end) = range.split_once('-').unwrap();
-        let hex = |s| u64::from_str_radix(s, 16).unwrap();
-        Mapping {
-            addresses: hex(start)..hex(end),
-            grows_up: rest.ends_with("[heap]"),
-            grows_down: rest.ends_with("[stack]"),
-        }
-    };
-    text.lines().filter(|l| !l.contains("[vsyscall]")).map(parse).collect()
 }
 
 /// This process's own C library, from before copies were loaded.
@@ -171,7 +156,8 @@ impl Hooked {
         let mapped = mapped_bytes(options.set_log2);
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
-        let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
+        let maps = Maps::parse(&std::fs::read_to_string("/proc/self/maps").unwrap(), 0);
+        let base = maps.gap(&span, mapped + 4096).expect("a gap");
         // This process's own allocators might take these addresses as well.
         let reserved = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         mmap(base, mapped + 4096, libc::PROT_NONE, reserved, -1);

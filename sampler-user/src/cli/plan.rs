@@ -199,7 +199,7 @@ fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {
     Ok(ServePlan { listen, push: pipelines::push(&args.serve)? })
 }
 
-fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static dyn formats::Format) -> OutputPlan {
+fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static formats::Format) -> OutputPlan {
     let (output, snapshots) = (&args.output, &args.snapshots);
     OutputPlan {
         files,

@@ -60,7 +60,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// The format does not exist.
-    pub fn format(&self, format: Option<&str>) -> Result<&'static dyn Format, FormatError> {
+    pub fn format(&self, format: Option<&str>) -> Result<&'static Format, FormatError> {
         formats::choose(&self.path, self.format.as_deref().or(format))
     }
 }

@@ -1,9 +1,7 @@
-//! The benchmarks. Each has a file, and a line in the table below.
+//! The benchmarks: the table of all, and those that only run a program or a test. Each other one has a file.
 
 mod cost;
 mod crowd;
-mod fleet;
-mod heap;
 mod host;
 mod memory;
 mod page;
@@ -12,9 +10,6 @@ mod processes;
 mod python;
 mod scratch;
 mod stacks;
-mod statistics;
-mod top;
-mod unwind;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,6 +18,7 @@ use anyhow::bail;
 
 use crate::context::Context;
 use crate::shell::run;
+use crate::test::bench_among_tests;
 
 /// A benchmark.
 struct Bench {
@@ -36,24 +32,57 @@ struct Bench {
 
 const BENCHES: &[Bench] = &[
     Bench { name: "cost", about: cost::ABOUT, run: cost::run },
-    Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
+    Bench {
+        name: "coverage",
+        about: "coverage of the intervals: 18 mixes of sizes, 20,000 profiles a cell ([PROFILES [SEEDS]])",
+        run: |context, args| run_program(context, "heapbpf-coverage", args),
+    },
     Bench { name: "crowd", about: crowd::ABOUT, run: crowd::run },
-    Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
+    Bench {
+        name: "fleet",
+        about: "a fleet of synthetic hosts: bytes per profile in each format, series, how hosts add up",
+        run: |context, args| run_program(context, "heapbpf-bench-fleet", args),
+    },
     Bench { name: "host", about: host::ABOUT, run: host::run },
-    Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
+    Bench {
+        name: "growth",
+        about: "false discoveries of `heapbpf diff` in 120 pairs of equal runs of real programs, and how large a leak it \
+                finds",
+        run: |context, _| bench_among_tests(context, ["alone", "long::growth::"], &[]),
+    },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "python", about: python::ABOUT, run: python::run },
-    Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
+    Bench {
+        name: "real-coverage",
+        about: "coverage of the intervals of 480 short runs with known truth, through real probes",
+        run: |context, _| bench_among_tests(context, ["alone", "long::coverage::"], &[]),
+    },
     Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench { name: "study", about: peers::ABOUT_STUDY, run: peers::study },
-    Bench { name: "heap", about: heap::ABOUT, run: heap::run },
+    Bench {
+        name: "heap",
+        about: "memory of 1,000 to 1,000,000 tracked live samples in the daemon, and ns per sample and free",
+        run: |context, args| run_program(context, "heapbpf-bench-heap", args),
+    },
     Bench { name: "memory", about: memory::ABOUT, run: memory::run },
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
-    Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
-    Bench { name: "top", about: top::ABOUT, run: top::run },
-    Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
+    Bench {
+        name: "statistics",
+        about: "weights, intervals and p-values of 100,000 stacks; a draw; calibration; the growth test",
+        run: |context, args| run_program(context, "heapbpf-bench-statistics", args),
+    },
+    Bench {
+        name: "top",
+        about: "heapbpf top over 5,000 stacks: CPU time as a share of a core, beside a recording without a screen",
+        run: |context, _| bench_among_tests(context, ["company", "top::"], &[]),
+    },
+    Bench {
+        name: "unwind",
+        about: "ns to unwind stacks of 8 to 512 frames: cold, with warm rules, repeated (JSON objects)",
+        run: |context, args| run_program(context, "heapbpf-bench-unwind", args),
+    },
 ];
 
 /// Runs the benchmark with this name, or lists all of them. With `quick` and no name, runs the comparison with other

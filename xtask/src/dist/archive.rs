@@ -25,10 +25,10 @@ const LAYOUT: Layout = Layout {
 /// Packs the tarball.
 pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Result<()> {
     let parent = release.work().join("tarball");
-    let folder = parent.join(release.name());
+    let dir = parent.join(release.name());
     let _ = fs::remove_dir_all(&parent);
-    parts.place(&folder, &LAYOUT)?;
-    set_times(&folder, release.epoch)?;
+    parts.place(&dir, &LAYOUT)?;
+    set_times(&dir, release.epoch)?;
     let archive = release.work().join(format!("{}.tar", release.name()));
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"]);

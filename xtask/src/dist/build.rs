@@ -60,15 +60,15 @@ fn renamed(context: &Context) -> anyhow::Result<Vec<(String, String)>> {
     ];
     // Each directory has one registry's crates, and a hash of its address in its name.
     let registries = cargo_home()?.join("registry/src");
-    let mut folders: Vec<PathBuf> = registries
+    let mut dirs: Vec<PathBuf> = registries
         .read_dir()
         .with_context(|| format!("cannot read {}", registries.display()))?
         .flatten()
         .map(|entry| entry.path())
         .collect();
-    folders.sort();
-    for folder in folders {
-        renamed.push((path_text(&folder)?, CRATES.to_owned()));
+    dirs.sort();
+    for dir in dirs {
+        renamed.push((path_text(&dir)?, CRATES.to_owned()));
     }
     Ok(renamed)
 }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_users_flags_do_not_reach_the_build_and_folders_do() {
+    fn the_users_flags_do_not_reach_the_build_and_directories_do() {
         let changes = |name: &str| changes_what_is_built(&name.into());
         for name in ["RUSTFLAGS", "CARGO_PROFILE_DIST_LTO", "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", "CFLAGS"] {
             assert!(changes(name), "{name}");

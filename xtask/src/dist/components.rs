@@ -10,8 +10,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::Release;
+use crate::cargo_tools;
 use crate::context::Context;
-use crate::crates;
 use crate::shell::read;
 use crate::toolchain;
 
@@ -44,7 +44,7 @@ pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component
     let linked = linked(context, DAEMON, &[], release.machine.triple)?;
     let loaded = linked_for_bpf(context)?;
     let features = ["--features", "sampler-ebpf/probes"];
-    let metadata = crates::metadata(context.cargo("metadata").args(features))?;
+    let metadata = cargo_tools::metadata(context.cargo("metadata").args(features))?;
     let lock = fs::read_to_string(context.root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
     let mut components = described(&metadata, &linked.union(&loaded).cloned().collect(), &checksums(&lock))?;
     components.sort_by(|a, b| (a.name != DAEMON, &a.name, &a.version).cmp(&(b.name != DAEMON, &b.name, &b.version)));
@@ -71,7 +71,7 @@ fn linked(context: &Context, package: &str, features: &[&str], triple: &str) -> 
     Ok(crates_of_tree(&read(&mut command)?))
 }
 
-/// Returns names and versions from the output of `cargo tree`: `name v1.2.3 (/folder)`.
+/// Returns names and versions from the output of `cargo tree`: `name v1.2.3 (/directory)`.
 fn crates_of_tree(text: &str) -> BTreeSet<Key> {
     let crates = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -134,8 +134,8 @@ fn modern(licence: &str) -> String {
 }
 
 /// Returns the licence files in a crate's directory, sorted.
-fn licence_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))?;
+fn licence_files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = dir.read_dir().with_context(|| format!("cannot read {}", dir.display()))?;
     let mut files: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
@@ -169,7 +169,7 @@ fn checksums(lock: &str) -> BTreeMap<Key, String> {
 fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
     let version = read(Command::new("rustc").arg("-vV"))?;
     let rust = version.lines().find_map(|line| line.strip_prefix("release: ")).context("rustc -vV names no release")?;
-    let texts = toolchain::host()?.sysroot.join("share/doc/rust/licenses");
+    let texts = toolchain::sysroot()?.join("share/doc/rust/licenses");
     let rust_texts = ["MIT.txt", "Apache-2.0.txt"].map(|name| texts.join(name));
     let query = ["-W", "-f=${Version}", "libc6-dev"];
     let glibc = read(Command::new("dpkg-query").args(query)).context("the C library's version is unknown")?;

@@ -82,7 +82,7 @@ fn documents(
     copyright: &str,
     maintainer: &str,
 ) -> anyhow::Result<()> {
-    let folder = root.join(DOCUMENTS);
+    let dir = root.join(DOCUMENTS);
     for (name, kept_as) in [
         ("CHANGELOG.md", Some("NEWS")),
         ("THIRD-PARTY-LICENSES.txt", Some("THIRD-PARTY-LICENSES.txt")),
@@ -92,25 +92,25 @@ fn documents(
         ("LICENSE-GPL-2", None),
         ("LICENSE-MIT", None),
     ] {
-        let file = folder.join(name);
+        let file = dir.join(name);
         let Some(kept_as) = kept_as else {
             fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
             continue;
         };
-        let kept = folder.join(kept_as);
+        let kept = dir.join(kept_as);
         fs::rename(&file, &kept).with_context(|| format!("there is no {}", file.display()))?;
         gzip(&kept)?;
     }
     let mit = fs::read_to_string(context.root.join("LICENSE-MIT")).context("cannot read LICENSE-MIT")?;
     let copyright = fill(copyright, &[("MIT", &paragraph(&mit))])?;
-    write(&folder.join("copyright"), copyright.as_bytes(), 0o644)?;
+    write(&dir.join("copyright"), copyright.as_bytes(), 0o644)?;
     let date = read(Command::new("date").args(["-u", "-R", "-d", &format!("@{}", release.epoch)]).env("LC_ALL", "C"))?;
     let changelog = format!(
         "heapbpf ({}) unstable; urgency=medium\n\n  * What changed is in NEWS.gz.\n\n -- {maintainer}  {}\n",
         release.version,
         date.trim()
     );
-    let file = folder.join("changelog");
+    let file = dir.join("changelog");
     write(&file, changelog.as_bytes(), 0o644)?;
     gzip(&file)
 }
@@ -137,8 +137,8 @@ fn kibibytes(root: &Path) -> anyhow::Result<u64> {
     names.iter().try_fold(0, |sum, name| Ok(sum + fs::metadata(root.join(name))?.len().div_ceil(1024)))
 }
 
-fn files_below(root: &Path, folder: &Path, names: &mut Vec<String>) -> anyhow::Result<()> {
-    for entry in folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))? {
+fn files_below(root: &Path, dir: &Path, names: &mut Vec<String>) -> anyhow::Result<()> {
+    for entry in dir.read_dir().with_context(|| format!("cannot read {}", dir.display()))? {
         let path = entry?.path();
         if path.is_dir() {
             files_below(root, &path, names)?;

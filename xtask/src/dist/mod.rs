@@ -22,11 +22,11 @@ use crate::shell::{read, say};
 /// What to do besides making the release.
 #[derive(Args, Debug)]
 pub struct Selection {
-    /// Then check it: build again in another folder and compare the bytes, and try the results in other distributions' roots (takes
+    /// Then check it: build again in another directory and compare the bytes, and try the results in other distributions' roots (takes
     /// long; the roots need root and Debian's registry)
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "all")]
     check: Option<check::Part>,
-    /// A root of Alpine to try the results in, unpacked into a folder; without it, musl and busybox from Debian stand in for it
+    /// A root of Alpine to try the results in, unpacked into a directory; without it, musl and busybox from Debian stand in for it
     #[arg(long, value_name = "FOLDER", requires = "check")]
     alpine: Option<PathBuf>,
 }
@@ -148,9 +148,9 @@ fn epoch(context: &Context) -> anyhow::Result<u64> {
 }
 
 /// Returns a call of git in a directory.
-fn git(folder: &Path) -> Command {
+fn git(dir: &Path) -> Command {
     let mut command = Command::new("git");
-    command.arg("-C").arg(folder);
+    command.arg("-C").arg(dir);
     command
 }
 

@@ -40,9 +40,9 @@ pub struct Layout {
 impl Parts {
     /// Has the binary write its man pages and completions, and reads the rest from the source.
     pub fn collect(context: &Context, release: &Release, binary: &Path, licences: String) -> anyhow::Result<Self> {
-        let folder = release.work().join("man");
-        let _ = fs::remove_dir_all(&folder);
-        read(Command::new(binary).arg("man").arg(&folder))?;
+        let dir = release.work().join("man");
+        let _ = fs::remove_dir_all(&dir);
+        read(Command::new(binary).arg("man").arg(&dir))?;
         let completions = |shell| read(Command::new(binary).args(["completions", shell]));
         let source = |name: &str| -> anyhow::Result<Vec<u8>> {
             let path = context.root.join(name);
@@ -61,7 +61,7 @@ impl Parts {
         documents.push(("LICENSE-GPL-2".to_owned(), gpl));
         Ok(Self {
             binary: binary.to_owned(),
-            man_pages: files_in(&folder)?,
+            man_pages: files_in(&dir)?,
             completions: [completions("bash")?, completions("zsh")?, completions("fish")?],
             unit: String::from_utf8(source("packaging/heapbpf.service")?)?,
             documents,
@@ -99,9 +99,9 @@ fn unit_of(unit: &str, program: &str) -> anyhow::Result<String> {
 }
 
 /// Returns names and contents of the files in a directory, sorted.
-fn files_in(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+fn files_in(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
-    for entry in folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))? {
+    for entry in dir.read_dir().with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
         files.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
     }
@@ -116,8 +116,8 @@ pub fn gzip(path: &Path) -> anyhow::Result<()> {
 
 /// Writes a file with these permissions, whatever the umask is, and creates the directories that it needs.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
-    let folder = path.parent().context("a file has a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let dir = path.parent().context("a file has a folder")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| path.display().to_string())
 }
@@ -149,17 +149,17 @@ mod tests {
 
     #[test]
     fn files_have_the_permissions_and_time_that_are_asked_for() {
-        let folder = std::env::temp_dir().join(format!("heapbpf-dist-{}", std::process::id()));
-        let file = folder.join("bin/program");
+        let dir = std::env::temp_dir().join(format!("heapbpf-dist-{}", std::process::id()));
+        let file = dir.join("bin/program");
         write(&file, b"program", 0o755).expect("room");
-        set_times(&folder, 86_400).expect("they are ours");
+        set_times(&dir, 86_400).expect("they are ours");
         let metadata = file.metadata().expect("it is there");
         assert_eq!(metadata.permissions().mode() & 0o777, 0o755);
-        for path in [&file, &folder] {
+        for path in [&file, &dir] {
             let time = path.metadata().expect("it is there").modified().expect("a time");
             assert_eq!(time, SystemTime::UNIX_EPOCH + Duration::from_secs(86_400));
         }
-        fs::remove_dir_all(&folder).expect("ours");
+        fs::remove_dir_all(&dir).expect("ours");
     }
 
     #[test]

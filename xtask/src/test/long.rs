@@ -77,8 +77,8 @@ pub fn parts(root: &Path, programs: &[Program], is_shard: bool) -> anyhow::Resul
     }
     // A shard has no time to install cargo-fuzz.
     if nightly::has(if is_shard { "fuzz" } else { "check" }) {
-        let folder = root.join("fuzz/fuzz_targets");
-        let files = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten();
+        let dir = root.join("fuzz/fuzz_targets");
+        let files = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?.flatten();
         let targets = files.filter_map(|file| Some(file.path().file_stem()?.to_string_lossy().into_owned()));
         parts.extend(targets.map(Part::Fuzzed));
     } else {

@@ -36,7 +36,7 @@ pub use self::needed::set_up;
 /// The package whose integration tests are the end-to-end tests.
 pub const END_TO_END_PACKAGE: &str = "heapbpf-tests";
 /// The package's directory.
-const END_TO_END_FOLDER: &str = "tests";
+const END_TO_END_DIR: &str = "tests";
 /// The programs of the end-to-end tests: tests that may run concurrently, and tests that run one at a time.
 const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=4"), ("alone", "--test-threads=1")];
 /// The file to which tests write what they skip.
@@ -276,7 +276,7 @@ impl Tests<'_> {
 }
 
 fn is_end_to_end(program: &Program) -> bool {
-    program.package == END_TO_END_FOLDER && END_TO_END.iter().any(|(target, _)| *target == program.target)
+    program.package == END_TO_END_DIR && END_TO_END.iter().any(|(target, _)| *target == program.target)
 }
 
 /// Returns the call that checks that the daemon compiles for another machine. `None` if that cannot be checked here.

@@ -33,14 +33,14 @@ pub struct Program {
     /// The executable.
     pub executable: PathBuf,
     /// The package's directory, in which cargo runs tests.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
 }
 
 impl Program {
     /// Returns a command that runs it as cargo would.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
-        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.current_dir(&self.dir).env("CARGO_MANIFEST_DIR", &self.dir);
         command
     }
 
@@ -59,13 +59,13 @@ pub fn programs(messages: &str) -> Vec<Program> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let program = |message: Value| {
         let manifest = Path::new(message["manifest_path"].as_str()?);
-        let folder = manifest.parent()?.to_path_buf();
+        let dir = manifest.parent()?.to_path_buf();
         message["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
         Some(Program {
-            package: folder.file_name()?.to_string_lossy().into_owned(),
+            package: dir.file_name()?.to_string_lossy().into_owned(),
             target: message["target"]["name"].as_str()?.to_owned(),
             executable: PathBuf::from(message["executable"].as_str()?),
-            folder,
+            dir,
         })
     };
     messages.filter_map(program).collect()

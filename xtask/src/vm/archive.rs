@@ -29,23 +29,23 @@ pub struct Kernel {
 /// Returns the newest package of a version's kernel, fetched if needed. If the archive cannot be reached, the lists and
 /// packages from before are used.
 pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
-    let folder = context.cache()?.join("kernels");
-    fs::create_dir_all(folder.join("lists/partial")).with_context(|| format!("cannot make {}", folder.display()))?;
-    let sources = folder.join("sources.list");
+    let dir = context.cache()?.join("kernels");
+    fs::create_dir_all(dir.join("lists/partial")).with_context(|| format!("cannot make {}", dir.display()))?;
+    let sources = dir.join("sources.list");
     fs::write(&sources, SOURCES).with_context(|| format!("cannot write {}", sources.display()))?;
-    let updated = run_quietly(apt(&folder, "apt-get").arg("update"), context.options.verbose);
+    let updated = run_quietly(apt(&dir, "apt-get").arg("update"), context.options.verbose);
     if let Err(error) = updated {
         say!("apt-get failed; using the existing lists: {error:#}");
     }
-    let names = read(apt(&folder, "apt-cache").args(["pkgnames", "linux-"]))?;
+    let names = read(apt(&dir, "apt-cache").args(["pkgnames", "linux-"]))?;
     let Some(package) = newest(names.lines(), version) else {
         bail!(
             "Debian's archive has no kernel {version} (cloud-amd64) in the suites that xtask/src/vm/archive.rs names"
         );
     };
-    let image = folder.join(&package);
+    let image = dir.join(&package);
     if !image.exists() {
-        fetch(context, &folder, &package, &image)?;
+        fetch(context, &dir, &package, &image)?;
     }
     Ok(Kernel { package, image })
 }
@@ -66,18 +66,18 @@ fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-fn fetch(context: &Context, folder: &Path, package: &str, image: &Path) -> anyhow::Result<()> {
-    let unpacked = folder.join("unpacked");
+fn fetch(context: &Context, dir: &Path, package: &str, image: &Path) -> anyhow::Result<()> {
+    let unpacked = dir.join("unpacked");
     let _ = fs::remove_dir_all(&unpacked);
     fs::create_dir_all(&unpacked).with_context(|| format!("cannot make {}", unpacked.display()))?;
-    let mut download = apt(folder, "apt-get");
+    let mut download = apt(dir, "apt-get");
     run_quietly(download.current_dir(&unpacked).args(["download", package]), context.options.verbose)?;
     let archive = files(&unpacked)?.into_iter().find(|path| path.extension().is_some_and(|it| it == "deb"));
     let archive = archive.with_context(|| format!("apt-get fetched no {package}"))?;
     run_quietly(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&unpacked), context.options.verbose)?;
     let modules = files(&unpacked.join("usr/lib/modules")).unwrap_or_default();
     let candidates = modules.into_iter().chain([unpacked.join("boot")]);
-    let found = candidates.flat_map(|folder| files(&folder).unwrap_or_default());
+    let found = candidates.flat_map(|dir| files(&dir).unwrap_or_default());
     let kernel = found
         .into_iter()
         .find(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("vmlinuz")));
@@ -86,21 +86,21 @@ fn fetch(context: &Context, folder: &Path, package: &str, image: &Path) -> anyho
     fs::remove_dir_all(&unpacked).with_context(|| format!("cannot remove {}", unpacked.display()))
 }
 
-fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     Ok(entries.flatten().map(|entry| entry.path()).collect())
 }
 
 /// Returns an apt command that knows only these sources.
-fn apt(folder: &Path, program: &str) -> Command {
+fn apt(dir: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
-    let folder = folder.display();
+    let dir = dir.display();
     for option in [
-        format!("Dir::Etc::SourceList={folder}/sources.list"),
+        format!("Dir::Etc::SourceList={dir}/sources.list"),
         "Dir::Etc::SourceParts=/dev/null".to_owned(),
-        format!("Dir::State::Lists={folder}/lists"),
+        format!("Dir::State::Lists={dir}/lists"),
         "Dir::State::Status=/dev/null".to_owned(),
-        format!("Dir::Cache={folder}"),
+        format!("Dir::Cache={dir}"),
         "APT::Architecture=amd64".to_owned(),
         "APT::Sandbox::User=root".to_owned(),
         "Acquire::Languages=none".to_owned(),

@@ -41,8 +41,8 @@ poweroff -f
 ";
 
 /// Packs the files. Returns the archive.
-pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>) -> anyhow::Result<PathBuf> {
-    let root = folder.join("root");
+pub fn pack(context: &Context, dir: &Path, heapbpf: &Path, case: Option<&str>) -> anyhow::Result<PathBuf> {
+    let root = dir.join("root");
     let _ = fs::remove_dir_all(&root);
     for name in ["bin", "proc", "sys", "dev", "tmp", "root", "etc"] {
         fs::create_dir_all(root.join(name)).with_context(|| format!("cannot make folders in {}", root.display()))?;
@@ -74,7 +74,7 @@ pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>
     let init = root.join("init");
     fs::write(&init, INIT.replace("@CASE@", case.unwrap_or_default())).context("cannot write init")?;
     run_quietly(Command::new("chmod").arg("755").arg(&init), context.options.verbose)?;
-    let archive = folder.join("files.cpio");
+    let archive = dir.join("files.cpio");
     let script = "find . | busybox cpio -o -H newc > ../files.cpio";
     run_quietly(Command::new("sh").args(["-c", script]).current_dir(&root), context.options.verbose)?;
     Ok(archive)
@@ -98,17 +98,17 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     if from.is_dir() {
         return Ok(());
     }
-    make_folder_of(to)?;
+    make_dir_of(to)?;
     fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }
 
 /// Copies a program without its debug information, which is most of it.
 fn strip(context: &Context, from: &Path, to: &Path) -> anyhow::Result<()> {
-    make_folder_of(to)?;
+    make_dir_of(to)?;
     run_quietly(Command::new("strip").arg("-o").arg(to).arg(from), context.options.verbose)
 }
 
-fn make_folder_of(file: &Path) -> anyhow::Result<()> {
-    let folder = file.parent().context("a file without a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+fn make_dir_of(file: &Path) -> anyhow::Result<()> {
+    let dir = file.parent().context("a file without a folder")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
 }

@@ -72,9 +72,9 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
         installed => installed?,
     }
     let heapbpf = selection.binary.clone().map_or_else(|| build::build(context), Ok)?;
-    let folder = context.target().join("vm");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let image = image::pack(context, &folder, &heapbpf, selection.case.as_deref())?;
+    let dir = context.target().join("vm");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let image = image::pack(context, &dir, &heapbpf, selection.case.as_deref())?;
     let mut wrong = Vec::new();
     for version in &kernels {
         let begun = Instant::now();
@@ -86,7 +86,7 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
             kernel => kernel?,
         };
         say!("Linux {version}: {}", kernel.package);
-        let said = boot(context, &kernel.image, &image, &folder.join(format!("{version}.log")))?;
+        let said = boot(context, &kernel.image, &image, &dir.join(format!("{version}.log")))?;
         let findings = Findings::of(&said);
         let seconds = begun.elapsed().as_secs();
         if findings.passed() {

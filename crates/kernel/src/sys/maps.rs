@@ -176,14 +176,14 @@ impl<K: FromBytes, V: FromBytes> HashMapFd<K, V> {
     /// # Errors
     /// `ENOSPC` if the first bucket has more entries than fit.
     pub fn lookup_batch(&self, cursor: Option<Cursor>, keys: &mut [K], values: &mut [V]) -> io::Result<Batch> {
-        let room = keys.len().min(values.len());
+        let capacity = keys.len().min(values.len());
         let mut next = Cursor::default();
         let mut attr = zeroed();
         attr.batch.in_batch = cursor.as_ref().map_or(0, |cursor| &raw const cursor.0 as u64);
         attr.batch.out_batch = &raw mut next.0 as u64;
         attr.batch.keys = keys.as_mut_ptr() as u64;
         attr.batch.values = values.as_mut_ptr() as u64;
-        attr.batch.count = u32::try_from(room).unwrap_or(u32::MAX);
+        attr.batch.count = u32::try_from(capacity).unwrap_or(u32::MAX);
         attr.batch.map_fd = self.map.as_raw_fd() as u32;
         // SAFETY: the command writes at most `count` keys and values of the map's sizes, which `new` compared with
         // those of `K` and `V`. Both slices have that many elements, and any bytes are valid elements (`FromBytes`).

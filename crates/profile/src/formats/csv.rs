@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
 use crate::estimates::{Pool, intervals_used};
 use crate::group::Groups;
@@ -15,63 +15,47 @@ use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::survival;
 
-pub(super) struct Csv;
-
-impl Format for Csv {
-    fn name(&self) -> &'static str {
-        "csv"
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let values = Value::shown_of(profile);
+    let mut lines = lines(profile, options);
+    let sort = options.value_of(profile)?;
+    lines.sort_by(|a, b| b.pool.total(sort).total_cmp(&a.pool.total(sort)));
+    let mut writer = csv::Writer::from_writer(out);
+    let mut header = vec!["group".to_owned(), "stack".to_owned(), "incomplete".to_owned(), "samples".to_owned()];
+    for value in values {
+        header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
     }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".csv"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let values = Value::shown_of(profile);
-        let mut lines = lines(profile, options);
-        let sort = options.value_of(profile)?;
-        lines.sort_by(|a, b| b.pool.total(sort).total_cmp(&a.pool.total(sort)));
-        let mut writer = csv::Writer::from_writer(out);
-        let mut header = vec!["group".to_owned(), "stack".to_owned(), "incomplete".to_owned(), "samples".to_owned()];
-        for value in values {
-            header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
+    header.extend(["median_lifetime_seconds".to_owned(), "temporary".to_owned()]);
+    writer.write_record(&header).map_err(into_format_error)?;
+    let columns = values.iter().map(|&value| figures(profile, &lines, value, options.confidence));
+    let columns: Vec<Vec<_>> = columns.collect();
+    for (index, line) in lines.iter().enumerate() {
+        let samples = line.pool.samples(Value::AllocSpace);
+        let mut record = vec![
+            line.group.clone(),
+            line.stack.clone(),
+            escaped(line.cut.unwrap_or("")).into_owned(),
+            samples.to_string(),
+        ];
+        for column in &columns {
+            // Empty: not known.
+            let Some((estimate, figure)) = &column[index] else {
+                record.extend([String::new(), String::new(), String::new()]);
+                continue;
+            };
+            // Rounding may have moved the figure by up to one, out of a narrow interval.
+            let low = estimate.low.map(|low| (low.round() as i64).min(*figure));
+            let high = estimate.high.map(|high| (high.round() as i64).max(*figure));
+            let end = |end: Option<i64>| end.map_or_else(String::new, |end| end.to_string());
+            record.extend([figure.to_string(), end(low), end(high)]);
         }
-        header.extend(["median_lifetime_seconds".to_owned(), "temporary".to_owned()]);
-        writer.write_record(&header).map_err(into_format_error)?;
-        let columns = values.iter().map(|&value| figures(profile, &lines, value, options.confidence));
-        let columns: Vec<Vec<_>> = columns.collect();
-        for (index, line) in lines.iter().enumerate() {
-            let samples = line.pool.samples(Value::AllocSpace);
-            let mut record = vec![
-                line.group.clone(),
-                line.stack.clone(),
-                escaped(line.cut.unwrap_or("")).into_owned(),
-                samples.to_string(),
-            ];
-            for column in &columns {
-                // Empty: not known.
-                let Some((estimate, figure)) = &column[index] else {
-                    record.extend([String::new(), String::new(), String::new()]);
-                    continue;
-                };
-                // Rounding may have moved the figure by up to one, out of a narrow interval.
-                let low = estimate.low.map(|low| (low.round() as i64).min(*figure));
-                let high = estimate.high.map(|high| (high.round() as i64).max(*figure));
-                let end = |end: Option<i64>| end.map_or_else(String::new, |end| end.to_string());
-                record.extend([figure.to_string(), end(low), end(high)]);
-            }
-            let lives = survival::pooled(&line.lifetimes);
-            let median = lives.as_ref().and_then(|lives| lives.median_seconds);
-            record.push(median.map_or_else(String::new, |seconds| seconds.to_string()));
-            record.push(lives.map_or_else(String::new, |lives| lives.temporary.to_string()));
-            writer.write_record(&record).map_err(into_format_error)?;
-        }
-        Ok(writer.flush()?)
+        let lives = survival::pooled(&line.lifetimes);
+        let median = lives.as_ref().and_then(|lives| lives.median_seconds);
+        record.push(median.map_or_else(String::new, |seconds| seconds.to_string()));
+        record.push(lives.map_or_else(String::new, |lives| lives.temporary.to_string()));
+        writer.write_record(&record).map_err(into_format_error)?;
     }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("column -s, -t < {file} | less -S")
-    }
+    Ok(writer.flush()?)
 }
 
 /// The estimates of a value for each line, and whole numbers for them that add up to the rounded total, as in pprof.
@@ -137,7 +121,7 @@ mod tests {
 
     fn table(profile: &Profile) -> (Vec<String>, Vec<csv::StringRecord>) {
         let mut text = Vec::new();
-        Csv.write(profile, &WriteOptions::default(), &mut text).expect("written");
+        write(profile, &WriteOptions::default(), &mut text).expect("written");
         let mut reader = csv::Reader::from_reader(text.as_slice());
         let header = reader.headers().expect("a header").iter().map(str::to_owned).collect();
         (header, reader.records().collect::<Result<_, _>>().expect("records"))

@@ -7,7 +7,7 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::{JsonText, escaped};
 use crate::group::Groups;
 use crate::intern::Interned;
@@ -18,50 +18,34 @@ use crate::round::largest_remainder;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
-pub(super) struct Dhat;
-
-impl Format for Dhat {
-    fn name(&self) -> &'static str {
-        "dhat"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".dhat.json"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let mut table = FrameTable::new();
-        let points = points(profile, options, &mut table);
-        let microseconds = profile.header.duration.as_micros() as u64;
-        let pid = match profile.processes.as_slice() {
-            [process] => process.pid,
-            _ => 0,
-        };
-        let has_peak = points.iter().any(|point| point.peak.objects != 0.0);
-        let file = File {
-            dhat_file_version: 2,
-            mode: "heapbpf, estimated from samples",
-            verb: "Allocated",
-            bklt: profile.header.live,
-            bkacc: false,
-            tu: "µs",
-            time_unit_per_million: "s",
-            tuth: 500,
-            cmd: subject(profile),
-            pid,
-            te: microseconds,
-            // The time of the peak is not recorded; without a peak, the end is shown.
-            tg: if has_peak { 0 } else { microseconds },
-            pps: rounded(&points, has_peak, profile.header.live),
-            ftbl: table.texts,
-        };
-        serde_json::to_writer(JsonText(out), &file)?;
-        Ok(())
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("load {file} in a browser that shows /usr/libexec/valgrind/dh_view.html")
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let mut table = FrameTable::new();
+    let points = points(profile, options, &mut table);
+    let microseconds = profile.header.duration.as_micros() as u64;
+    let pid = match profile.processes.as_slice() {
+        [process] => process.pid,
+        _ => 0,
+    };
+    let has_peak = points.iter().any(|point| point.peak.objects != 0.0);
+    let file = File {
+        dhat_file_version: 2,
+        mode: "heapbpf, estimated from samples",
+        verb: "Allocated",
+        bklt: profile.header.live,
+        bkacc: false,
+        tu: "µs",
+        time_unit_per_million: "s",
+        tuth: 500,
+        cmd: subject(profile),
+        pid,
+        te: microseconds,
+        // The time of the peak is not recorded; without a peak, the end is shown.
+        tg: if has_peak { 0 } else { microseconds },
+        pps: rounded(&points, has_peak, profile.header.live),
+        ftbl: table.texts,
+    };
+    serde_json::to_writer(JsonText(out), &file)?;
+    Ok(())
 }
 
 /// The field names are DHAT's.
@@ -248,7 +232,7 @@ mod tests {
 
     fn written(profile: &Profile) -> serde_json::Value {
         let mut out = Vec::new();
-        Dhat.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(profile, &WriteOptions::default(), &mut out).expect("memory");
         serde_json::from_slice(&out).expect("JSON")
     }
 

@@ -9,7 +9,7 @@ use std::io;
 use fxprof_processed_profile as fxprof;
 use fxprof_processed_profile::{CpuDelta, ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle, Timestamp};
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::{JsonText, escaped};
 use crate::group::{GroupBy, Groups, process_name};
 use crate::intern::Interned;
@@ -18,46 +18,14 @@ use crate::naming::frame_name;
 use crate::report::subject;
 use crate::round::largest_remainder;
 
-pub(super) struct Firefox;
-
-impl Format for Firefox {
-    fn name(&self) -> &'static str {
-        "firefox"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".firefox.json.gz"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let converted = converted(profile, options.group_of(profile));
-        super::gzipped(out, |gzip| Ok(serde_json::to_writer(JsonText(gzip), &converted)?))
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("load {file} at https://profiler.firefox.com, and choose Retained Memory")
-    }
+pub(super) fn write_gz(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let converted = converted(profile, options.group_of(profile));
+    super::gzipped(out, |gzip| Ok(serde_json::to_writer(JsonText(gzip), &converted)?))
 }
 
 /// The same format without compression.
-pub(super) struct Plain;
-
-impl Format for Plain {
-    fn name(&self) -> &'static str {
-        "firefox.json"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".firefox.json"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        Ok(serde_json::to_writer(JsonText(out), &converted(profile, options.group_of(profile)))?)
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        Firefox.how_to_open(file)
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    Ok(serde_json::to_writer(JsonText(out), &converted(profile, options.group_of(profile)))?)
 }
 
 /// An allocation or a deallocation.
@@ -186,7 +154,7 @@ mod tests {
 
     fn written(profile: &Profile) -> Json {
         let mut out = Vec::new();
-        Firefox.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        write_gz(profile, &WriteOptions::default(), &mut out).expect("memory");
         let mut text = String::new();
         flate2::read::GzDecoder::new(&out[..]).read_to_string(&mut text).expect("gzip");
         serde_json::from_str(&text).expect("JSON")

@@ -2,29 +2,13 @@
 
 use std::io::{self, Write as _};
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::chains::Chains;
 use crate::escape::escaped;
 use crate::model::Profile;
 
-pub(super) struct Folded;
-
-impl Format for Folded {
-    fn name(&self) -> &'static str {
-        "folded"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".folded"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        lines(profile, options, |line| Ok(out.write_all(line)?))
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("inferno-flamegraph {file} > flame.svg")
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    lines(profile, options, |line| Ok(out.write_all(line)?))
 }
 
 /// Passes each line, including its line feed, to `each`.
@@ -65,7 +49,7 @@ mod tests {
         let mut profile = testing::small();
         profile.processes[1].comm = "we;ird\nname".into();
         let mut out = Vec::new();
-        Folded.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(&profile, &WriteOptions::default(), &mut out).expect("memory");
         let text = String::from_utf8(out).expect("text");
         let mut sum = 0;
         for line in text.lines() {
@@ -83,7 +67,7 @@ mod tests {
         profile.header.live = false;
         let options = WriteOptions { value: Some(Value::InuseSpace), ..WriteOptions::default() };
         let mut out = Vec::new();
-        assert!(matches!(Folded.write(&profile, &options, &mut out), Err(FormatError::NotLive("inuse_space"))));
-        assert!(Folded.write(&profile, &WriteOptions::default(), &mut out).is_ok());
+        assert!(matches!(write(&profile, &options, &mut out), Err(FormatError::NotLive("inuse_space"))));
+        assert!(write(&profile, &WriteOptions::default(), &mut out).is_ok());
     }
 }

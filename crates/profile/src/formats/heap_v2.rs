@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
 use crate::intern::Interned;
 use crate::model::Profile;
@@ -19,53 +19,33 @@ use heapbpf_statistics::predistort::predistort;
 /// R in the header.
 const HEADER_INTERVAL: u64 = 1;
 
-pub(super) struct HeapV2;
-
-impl Format for HeapV2 {
-    fn name(&self) -> &'static str {
-        "heap_v2"
+pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    if profile.processes.len() > 1 {
+        let reason = format!("it has {} processes, and heap_v2 can hold only one", profile.processes.len());
+        return Err(FormatError::Unsupported { format: "heap_v2", reason });
     }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".heap"]
-    }
-
-    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        if profile.processes.len() > 1 {
-            let reason = format!("it has {} processes, and heap_v2 can hold only one", profile.processes.len());
-            return Err(FormatError::Unsupported { format: self.name(), reason });
+    let stacks = Stacks::new(profile);
+    writeln!(out, "heap_v2/{HEADER_INTERVAL}")?;
+    let totals = stacks.columns.each_ref().map(|column| column.iter().sum::<i64>());
+    write_figures(out, totals)?;
+    for (index, addresses) in stacks.addresses.iter().enumerate() {
+        write!(out, "@")?;
+        for address in addresses {
+            write!(out, " {address:#x}")?;
         }
-        let stacks = Stacks::new(profile);
-        writeln!(out, "heap_v2/{HEADER_INTERVAL}")?;
-        let totals = stacks.columns.each_ref().map(|column| column.iter().sum::<i64>());
-        write_figures(out, totals)?;
-        for (index, addresses) in stacks.addresses.iter().enumerate() {
-            write!(out, "@")?;
-            for address in addresses {
-                write!(out, " {address:#x}")?;
-            }
-            writeln!(out)?;
-            write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
-        }
-        writeln!(out, "\nMAPPED_LIBRARIES:")?;
-        // As in pprof, the program comes first, because readers name a profile after the first file.
-        let exe = profile.processes.first().map_or("", |process| &process.exe);
-        let mut modules: Vec<_> = profile.modules.iter().filter(|module| module.end > module.start).collect();
-        modules.sort_by_key(|module| *module.path != *exe);
-        for module in modules {
-            let (start, end, offset) = (module.start, module.end, module.file_offset);
-            writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", escaped(&module.path))?;
-        }
-        Ok(())
+        writeln!(out)?;
+        write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
     }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("jeprof --text PROGRAM {file}")
+    writeln!(out, "\nMAPPED_LIBRARIES:")?;
+    // As in pprof, the program comes first, because readers name a profile after the first file.
+    let exe = profile.processes.first().map_or("", |process| &process.exe);
+    let mut modules: Vec<_> = profile.modules.iter().filter(|module| module.end > module.start).collect();
+    modules.sort_by_key(|module| *module.path != *exe);
+    for module in modules {
+        let (start, end, offset) = (module.start, module.end, module.file_offset);
+        writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", escaped(&module.path))?;
     }
-
-    fn one_process_per_file(&self) -> bool {
-        true
-    }
+    Ok(())
 }
 
 fn write_figures(out: &mut dyn io::Write, [alloc_objects, alloc, inuse_objects, inuse]: [i64; 4]) -> io::Result<()> {
@@ -130,7 +110,7 @@ mod tests {
 
     fn text(profile: &Profile) -> String {
         let mut out = Vec::new();
-        HeapV2.write(profile, &WriteOptions::default(), &mut out).expect("one process");
+        write(profile, &WriteOptions::default(), &mut out).expect("one process");
         String::from_utf8(out).expect("text")
     }
 
@@ -152,7 +132,7 @@ mod tests {
     fn a_file_holds_one_process() {
         let profile = testing::small();
         let mut out = Vec::new();
-        let error = HeapV2.write(&profile, &WriteOptions::default(), &mut out).expect_err("two processes");
+        let error = write(&profile, &WriteOptions::default(), &mut out).expect_err("two processes");
         assert!(error.to_string().contains("2 processes"));
     }
 }

@@ -2,42 +2,26 @@
 
 use std::io;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::model::Profile;
 use crate::page;
 use crate::report::{ReportOptions, report};
 
-pub(super) struct Html;
-
-impl Format for Html {
-    fn name(&self) -> &'static str {
-        "html"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".html"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let shown = options.value_of(profile)?;
-        let report = report(
-            profile,
-            &ReportOptions {
-                width: 130,
-                top: 30,
-                sort: Some(shown),
-                group_by: options.group_by,
-                confidence: options.confidence,
-                ..ReportOptions::default()
-            },
-        );
-        let page =
-            page::static_page(&page::page_data(profile, shown, options.group_by, options.confidence), &report, None)?;
-        out.write_all(page.as_bytes())?;
-        Ok(())
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("xdg-open {file}")
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let shown = options.value_of(profile)?;
+    let report = report(
+        profile,
+        &ReportOptions {
+            width: 130,
+            top: 30,
+            sort: Some(shown),
+            group_by: options.group_by,
+            confidence: options.confidence,
+            ..ReportOptions::default()
+        },
+    );
+    let page =
+        page::static_page(&page::page_data(profile, shown, options.group_by, options.confidence), &report, None)?;
+    out.write_all(page.as_bytes())?;
+    Ok(())
 }

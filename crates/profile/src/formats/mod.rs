@@ -1,4 +1,4 @@
-//! Output formats: a trait, and a table of all formats.
+//! Output formats: a table of all, and how one is chosen.
 
 #[cfg(all(test, feature = "otlp", feature = "parquet"))]
 mod at_exit_tests;
@@ -136,61 +136,112 @@ impl From<serde_json::Error> for FormatError {
     }
 }
 
+/// Writes a profile in one format.
+type Writer = fn(&Profile, &WriteOptions, &mut dyn io::Write) -> Result<(), FormatError>;
+
 /// An output format.
-pub trait Format: Sync {
+pub struct Format {
+    name: &'static str,
+    extensions: &'static [&'static str],
+    writer: Writer,
+    /// As [`Self::how_to_open`], where `FILE` stands for the file.
+    how_to_open: &'static str,
+    one_process_per_file: bool,
+}
+
+impl Format {
+    const fn new(
+        name: &'static str,
+        extensions: &'static [&'static str],
+        writer: Writer,
+        how_to_open: &'static str,
+    ) -> Self {
+        Self { name, extensions, writer, how_to_open, one_process_per_file: false }
+    }
+
     /// Name of the format, for `--format`.
-    fn name(&self) -> &'static str;
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
 
     /// File name extensions, with the dot; default file names get the first one.
-    fn extensions(&self) -> &'static [&'static str];
+    #[must_use]
+    pub const fn extensions(&self) -> &'static [&'static str] {
+        self.extensions
+    }
 
     /// Writes a profile to `out`, which should be buffered.
     ///
     /// # Errors
     ///
     /// Writing failed, or the format cannot hold this profile.
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError>;
+    pub fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        (self.writer)(profile, options, out)
+    }
 
     /// A command line that opens the file, or a hint on what to do next.
-    fn how_to_open(&self, file: &str) -> String;
+    #[must_use]
+    pub fn how_to_open(&self, file: &str) -> String {
+        self.how_to_open.replace("FILE", file)
+    }
 
     /// Whether a file holds a single process, so that a profile of several must be split.
-    fn one_process_per_file(&self) -> bool {
-        false
+    #[must_use]
+    pub const fn one_process_per_file(&self) -> bool {
+        self.one_process_per_file
     }
 }
 
-impl fmt::Debug for dyn Format {
+impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name)
     }
 }
+
+#[cfg(feature = "firefox")]
+const OPEN_IN_FIREFOX: &str = "load FILE at https://profiler.firefox.com, and choose Retained Memory";
+const OPEN_AS_REPORT: &str = "heapbpf report FILE";
+#[cfg(feature = "perfetto")]
+const OPEN_IN_PERFETTO: &str =
+    "https://ui.perfetto.dev (Open trace file: FILE), then click the diamond in the process's heap profile";
+#[cfg(feature = "parquet")]
+const OPEN_IN_DUCKDB: &str =
+    "duckdb -c \"SELECT frames[1] AS function, sum(inuse_bytes) FROM 'FILE' GROUP BY 1 ORDER BY 2 DESC\"";
+#[cfg(feature = "otlp")]
+const SEND: &str =
+    "curl --data-binary @FILE -H 'Content-Type: application/x-protobuf' COLLECTOR:4318/v1development/profiles";
+const OPEN_IN_DHAT: &str = "load FILE in a browser that shows /usr/libexec/valgrind/dh_view.html";
+const OPEN_IN_SPEEDSCOPE: &str = "npx speedscope FILE   (or drop it on https://www.speedscope.app)";
 
 /// All formats of this build. A format whose extension ends in another format's extension comes before that format.
-pub static FORMATS: &[&dyn Format] = &[
+pub static FORMATS: &[Format] = &[
     #[cfg(feature = "pprof")]
-    &pprof::Pprof,
-    &speedscope::Speedscope,
-    &dhat::Dhat,
+    Format::new("pprof", &[".pb.gz", ".pprof"], pprof::write, "go tool pprof -http=: FILE"),
+    Format::new("speedscope", &[".speedscope.json"], speedscope::write, OPEN_IN_SPEEDSCOPE),
+    Format::new("dhat", &[".dhat.json"], dhat::write, OPEN_IN_DHAT),
     #[cfg(feature = "firefox")]
-    &firefox::Firefox,
+    Format::new("firefox", &[".firefox.json.gz"], firefox::write_gz, OPEN_IN_FIREFOX),
     #[cfg(feature = "firefox")]
-    &firefox::Plain,
-    &json::Json,
+    Format::new("firefox.json", &[".firefox.json"], firefox::write, OPEN_IN_FIREFOX),
+    Format::new("json", &[".json"], json::write, OPEN_AS_REPORT),
     #[cfg(feature = "pprof")]
-    &json::JsonGz,
-    &csv::Csv,
-    &folded::Folded,
+    Format::new("json.gz", &[".json.gz"], json::write_gz, OPEN_AS_REPORT),
+    Format::new("csv", &[".csv"], csv::write, "column -s, -t < FILE | less -S"),
+    Format::new("folded", &[".folded"], folded::write, "inferno-flamegraph FILE > flame.svg"),
     #[cfg(feature = "svg")]
-    &svg::Svg,
-    &html::Html,
-    &heap_v2::HeapV2,
+    Format::new("svg", &[".svg"], svg::write, "xdg-open FILE"),
+    Format::new("html", &[".html"], html::write, "xdg-open FILE"),
+    Format {
+        one_process_per_file: true,
+        ..Format::new("heap_v2", &[".heap"], heap_v2::write, "jeprof --text PROGRAM FILE")
+    },
     #[cfg(feature = "perfetto")]
-    &perfetto::Perfetto,
+    Format::new("perfetto", &[".perfetto-trace", ".pftrace"], perfetto::write, OPEN_IN_PERFETTO),
     #[cfg(feature = "parquet")]
-    &parquet::Parquet,
+    Format::new("parquet", &[".parquet"], parquet::write, OPEN_IN_DUCKDB),
     #[cfg(feature = "otlp")]
-    &otlp::Otlp,
+    Format::new("otlp", &[".otlp"], otlp::write, SEND),
 ];
 
 /// A format whose feature is not part of this build.
@@ -216,26 +267,25 @@ static ABSENT: &[Absent] = &[
 ];
 
 /// Finds a format by its name.
-pub fn by_name(name: &str) -> Result<&'static dyn Format, FormatError> {
+pub fn by_name(name: &str) -> Result<&'static Format, FormatError> {
     if let Some(absent) = ABSENT.iter().find(|absent| absent.name == name) {
         return Err(FormatError::NotBuilt(absent.name));
     }
-    FORMATS.iter().copied().find(|format| format.name() == name).ok_or_else(|| FormatError::UnknownFormat {
+    FORMATS.iter().find(|format| format.name() == name).ok_or_else(|| FormatError::UnknownFormat {
         name: name.into(),
         known: FORMATS.iter().map(|format| format.name()).collect::<Vec<_>>().join(", "),
     })
 }
 
 /// Finds a format by the extension of a file name.
-pub fn by_extension(path: &Path) -> Result<&'static dyn Format, FormatError> {
+pub fn by_extension(path: &Path) -> Result<&'static Format, FormatError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if let Some(absent) = ABSENT.iter().find(|absent| ending(absent.extensions, &name).is_some()) {
         return Err(FormatError::NotBuilt(absent.name));
     }
     FORMATS
         .iter()
-        .copied()
-        .find(|format| extension_of(*format, &name).is_some())
+        .find(|format| extension_of(format, &name).is_some())
         .ok_or_else(|| FormatError::UnknownExtension { name: path.display().to_string(), known: known_extensions() })
 }
 
@@ -250,7 +300,7 @@ pub fn split(output: &str) -> (Option<&str>, &str) {
 }
 
 /// Finds the format for a file: by `name` if given, otherwise by the extension of the file name.
-pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static dyn Format, FormatError> {
+pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static Format, FormatError> {
     match name {
         Some(name) => by_name(name),
         None => by_extension(path),
@@ -258,7 +308,7 @@ pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static dyn Format, Fo
 }
 
 /// The extension of `name` that belongs to this format, if there is one and it is not the whole name.
-pub fn extension_of(format: &dyn Format, name: &str) -> Option<&'static str> {
+pub fn extension_of(format: &Format, name: &str) -> Option<&'static str> {
     ending(format.extensions(), name)
 }
 
@@ -314,7 +364,7 @@ mod tests {
         assert_eq!(ABSENT.len(), optional.iter().filter(|(_, _, built)| !built).count());
         for (name, extensions, built) in optional {
             let message = format!("heapbpf-profile was built without its feature {name}");
-            let told = |found: Result<&dyn Format, FormatError>| match found {
+            let told = |found: Result<&Format, FormatError>| match found {
                 Ok(format) => format!("{} {:?}", format.name(), format.extensions()),
                 Err(error) => error.to_string(),
             };

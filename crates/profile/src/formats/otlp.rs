@@ -9,33 +9,15 @@ use std::io;
 use prost::Message as _;
 
 use super::pprof::{Encoded, encode_with_processes};
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::model::{Process, Profile};
 use crate::proto::otlp::{self, Any, AnyValue, ArrayValue, InstrumentationScope, KeyValue, Resource};
 use crate::proto::pprof as proto;
 use crate::value::Value;
 
-pub(super) struct Otlp;
-
-impl Format for Otlp {
-    fn name(&self) -> &'static str {
-        "otlp"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".otlp"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let first = options.value_of(profile)?;
-        Ok(out.write_all(&encode(profile, first).encode_to_vec())?)
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!(
-            "curl --data-binary @{file} -H 'Content-Type: application/x-protobuf' COLLECTOR:4318/v1development/profiles"
-        )
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let first = options.value_of(profile)?;
+    Ok(out.write_all(&encode(profile, first).encode_to_vec())?)
 }
 
 /// Encodes a profile as the message that an OTLP receiver takes (`ExportProfilesServiceRequest` has the same encoding).
@@ -273,7 +255,7 @@ mod tests {
     fn every_process_has_every_value_and_they_add_up() {
         let profile = testing::small();
         let mut out = Vec::new();
-        Otlp.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(&profile, &WriteOptions::default(), &mut out).expect("memory");
         let data = otlp::ProfilesData::decode(out.as_slice()).expect("its own output");
         let dictionary = data.dictionary.expect("a dictionary");
         let text = |id: i32| dictionary.string_table[id as usize].as_str();

@@ -14,14 +14,12 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::intern::Interned;
 use crate::model::{Criterion, Header, Losses, Process, Profile};
 use crate::naming::frame_name;
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
-
-pub(super) struct Parquet;
 
 /// Size of the dictionary page: large enough for all distinct function names of a profile, so that each is written
 /// once.
@@ -40,27 +38,13 @@ const ARROW_SCHEMA: &str = include_str!("arrow_schema.base64");
 /// Prefix of the file's writer name: our name, before the version.
 pub(crate) const CREATED_BY: &str = "heapbpf ";
 
-impl Format for Parquet {
-    fn name(&self) -> &'static str {
-        "parquet"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".parquet"]
-    }
-
-    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let interned = Interned::new(profile);
-        let table = Table::new(profile, &interned);
-        // The writer needs a `Send` destination, which `out` is not.
-        let mut file = Vec::new();
-        table.write(&table.columns(), &mut file).map_err(|error| unsupported(&error))?;
-        Ok(out.write_all(&file)?)
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("duckdb -c \"SELECT frames[1] AS function, sum(inuse_bytes) FROM '{file}' GROUP BY 1 ORDER BY 2 DESC\"")
-    }
+pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let interned = Interned::new(profile);
+    let table = Table::new(profile, &interned);
+    // The writer needs a `Send` destination, which `out` is not.
+    let mut file = Vec::new();
+    table.write(&table.columns(), &mut file).map_err(|error| unsupported(&error))?;
+    Ok(out.write_all(&file)?)
 }
 
 fn unsupported(error: &dyn std::error::Error) -> FormatError {
@@ -460,7 +444,7 @@ pub(crate) mod tests {
         for rows in [6, 0] {
             profile.rows.truncate(rows);
             let mut out = Vec::new();
-            Parquet.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+            write(&profile, &WriteOptions::default(), &mut out).expect("memory");
             assert!(out.starts_with(b"PAR1") && out.ends_with(b"PAR1"));
         }
     }

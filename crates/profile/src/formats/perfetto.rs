@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use prost::Message as _;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::intern::Interned;
 use crate::model::{Frame, Profile};
 use crate::naming::frame_name;
@@ -26,33 +26,15 @@ const START_NS: u64 = 1_000_000_000;
 /// Maximum number of call stacks in one packet of interned data, because a packet is decoded as a whole.
 const STACKS_PER_PACKET: usize = 10_000;
 
-pub(super) struct Perfetto;
-
-impl Format for Perfetto {
-    fn name(&self) -> &'static str {
-        "perfetto"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".perfetto-trace", ".pftrace"]
-    }
-
-    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let mut buffer = Vec::new();
-        packets(profile, |packet| {
-            buffer.clear();
-            // A trace is the concatenation of its packets, so it need not be in memory as a whole.
-            proto::Trace { packet: vec![packet] }.encode_raw(&mut buffer);
-            out.write_all(&buffer)
-        })?;
-        Ok(())
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!(
-            "https://ui.perfetto.dev (Open trace file: {file}), then click the diamond in the process's heap profile"
-        )
-    }
+pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let mut buffer = Vec::new();
+    packets(profile, |packet| {
+        buffer.clear();
+        // A trace is the concatenation of its packets, so it need not be in memory as a whole.
+        proto::Trace { packet: vec![packet] }.encode_raw(&mut buffer);
+        out.write_all(&buffer)
+    })?;
+    Ok(())
 }
 
 /// Passes the packets of the trace to `each`, in order.
@@ -243,7 +225,7 @@ mod tests {
 
     fn trace(profile: &Profile) -> Vec<proto::TracePacket> {
         let mut out = Vec::new();
-        Perfetto.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(profile, &WriteOptions::default(), &mut out).expect("memory");
         proto::Trace::decode(out.as_slice()).expect("its own output").packet
     }
 

@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message as _;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
 use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN, exact};
 use crate::group::process_name;
@@ -35,27 +35,11 @@ const MOST_UNNAMED: usize = 8;
 /// Maximum number of processes with comments of their own, because pprof prints all comments above its tables.
 const MOST_PROCESSES: usize = 3;
 
-pub(super) struct Pprof;
-
-impl Format for Pprof {
-    fn name(&self) -> &'static str {
-        "pprof"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".pb.gz", ".pprof"]
-    }
-
-    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
         let mut gzip = GzEncoder::new(out, COMPRESSION);
         io::Write::write_all(&mut gzip, &encode(profile).encode_to_vec())?;
         gzip.finish()?;
         Ok(())
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("go tool pprof -http=: {file}")
-    }
 }
 
 /// Encodes a profile as a pprof message, with one sample per process, thread name and stack.

@@ -270,7 +270,7 @@ fn many_processes_have_no_comments_of_their_own() {
     }
     // Unknown figures are still marked as unknown.
     let mut file = Vec::new();
-    Pprof.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
+    write(&profile, &WriteOptions::default(), &mut file).expect("memory");
     let back = crate::read::parse(&file).expect("pprof");
     assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
 }

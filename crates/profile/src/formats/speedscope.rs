@@ -4,62 +4,46 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::chains::Chains;
 use crate::escape::JsonText;
 use crate::model::Profile;
 use crate::report::subject;
 use crate::value::Value;
 
-pub(super) struct Speedscope;
-
-impl Format for Speedscope {
-    fn name(&self) -> &'static str {
-        "speedscope"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".speedscope.json"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let shown = options.value_of(profile)?;
-        let values = Value::shown_of(profile);
-        let chains = Chains::new(profile, values, options.group_of(profile), true);
-        let frames = chains.names.iter().map(|name| Frame { name: &name.name, file: name.file }).collect();
-        let profiles = values
-            .iter()
-            .zip(&chains.columns)
-            .map(|(value, column)| {
-                let samples = chains.chains.iter().zip(column).filter(|(_, weight)| **weight != 0);
-                let (samples, weights): (Vec<&[u32]>, Vec<i64>) =
-                    samples.map(|(chain, weight)| (&**chain, *weight)).unzip();
-                Sampled {
-                    r#type: "sampled",
-                    name: value.title(),
-                    unit: if value.is_bytes() { "bytes" } else { "none" },
-                    start_value: 0,
-                    end_value: weights.iter().fold(0, |sum, weight| sum.saturating_add(*weight)),
-                    samples,
-                    weights,
-                }
-            })
-            .collect();
-        let file = File {
-            schema: "https://www.speedscope.app/file-format-schema.json",
-            exporter: format!("heapbpf@{}", profile.header.version),
-            name: subject(profile),
-            active_profile_index: values.iter().position(|&value| value == shown).unwrap_or(0),
-            shared: Shared { frames },
-            profiles,
-        };
-        serde_json::to_writer(JsonText(out), &file)?;
-        Ok(())
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("npx speedscope {file}   (or drop it on https://www.speedscope.app)")
-    }
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let shown = options.value_of(profile)?;
+    let values = Value::shown_of(profile);
+    let chains = Chains::new(profile, values, options.group_of(profile), true);
+    let frames = chains.names.iter().map(|name| Frame { name: &name.name, file: name.file }).collect();
+    let profiles = values
+        .iter()
+        .zip(&chains.columns)
+        .map(|(value, column)| {
+            let samples = chains.chains.iter().zip(column).filter(|(_, weight)| **weight != 0);
+            let (samples, weights): (Vec<&[u32]>, Vec<i64>) =
+                samples.map(|(chain, weight)| (&**chain, *weight)).unzip();
+            Sampled {
+                r#type: "sampled",
+                name: value.title(),
+                unit: if value.is_bytes() { "bytes" } else { "none" },
+                start_value: 0,
+                end_value: weights.iter().fold(0, |sum, weight| sum.saturating_add(*weight)),
+                samples,
+                weights,
+            }
+        })
+        .collect();
+    let file = File {
+        schema: "https://www.speedscope.app/file-format-schema.json",
+        exporter: format!("heapbpf@{}", profile.header.version),
+        name: subject(profile),
+        active_profile_index: values.iter().position(|&value| value == shown).unwrap_or(0),
+        shared: Shared { frames },
+        profiles,
+    };
+    serde_json::to_writer(JsonText(out), &file)?;
+    Ok(())
 }
 
 #[derive(Serialize)]
@@ -108,7 +92,7 @@ mod tests {
     fn profiles_add_up_and_refer_to_frames() {
         let profile = testing::small();
         let mut out = Vec::new();
-        Speedscope.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(&profile, &WriteOptions::default(), &mut out).expect("memory");
         let file: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         let frames = file["shared"]["frames"].as_array().expect("a list").len() as u64;
         assert_eq!(file["activeProfileIndex"], 3);

@@ -5,47 +5,31 @@ use std::io;
 use inferno::flamegraph::color::{BasicPalette, Palette};
 use inferno::flamegraph::{self, TextTruncateDirection};
 
-use super::{Format, FormatError, WriteOptions, folded};
+use super::{FormatError, WriteOptions, folded};
 use crate::model::Profile;
 use crate::report::subject;
 
-pub(super) struct Svg;
-
-impl Format for Svg {
-    fn name(&self) -> &'static str {
-        "svg"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".svg"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let value = options.value_of(profile)?;
-        let mut lines = Vec::new();
-        folded::lines(profile, options, |line| {
-            lines.push(String::from_utf8_lossy(line).trim_end().to_owned());
-            Ok(())
-        })?;
-        if lines.is_empty() {
-            return Ok(write!(out, "{}", nothing(value.title()))?);
-        }
-        let mut graph = flamegraph::Options::default();
-        graph.title = format!("heapbpf: {}", value.title());
-        graph.subtitle = Some(subject(profile));
-        graph.count_name = if value.is_bytes() { "bytes" } else { "objects" }.into();
-        graph.name_type = "Function:".into();
-        graph.colors = Palette::Basic(BasicPalette::Mem);
-        graph.deterministic = true;
-        graph.min_width = 0.05;
-        graph.text_truncate_direction = TextTruncateDirection::Right;
-        flamegraph::from_lines(&mut graph, lines.iter().map(String::as_str), out)?;
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let value = options.value_of(profile)?;
+    let mut lines = Vec::new();
+    folded::lines(profile, options, |line| {
+        lines.push(String::from_utf8_lossy(line).trim_end().to_owned());
         Ok(())
+    })?;
+    if lines.is_empty() {
+        return Ok(write!(out, "{}", nothing(value.title()))?);
     }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("xdg-open {file}")
-    }
+    let mut graph = flamegraph::Options::default();
+    graph.title = format!("heapbpf: {}", value.title());
+    graph.subtitle = Some(subject(profile));
+    graph.count_name = if value.is_bytes() { "bytes" } else { "objects" }.into();
+    graph.name_type = "Function:".into();
+    graph.colors = Palette::Basic(BasicPalette::Mem);
+    graph.deterministic = true;
+    graph.min_width = 0.05;
+    graph.text_truncate_direction = TextTruncateDirection::Right;
+    flamegraph::from_lines(&mut graph, lines.iter().map(String::as_str), out)?;
+    Ok(())
 }
 
 /// The SVG of an empty profile, with a text that says so.
@@ -64,7 +48,7 @@ mod tests {
 
     fn svg(profile: &Profile) -> String {
         let mut out = Vec::new();
-        Svg.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        write(profile, &WriteOptions::default(), &mut out).expect("memory");
         String::from_utf8(out).expect("text")
     }
 

@@ -61,13 +61,11 @@ pub struct Measured {
     pub costs: ProbeCosts,
     /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked
     /// inline here, or if the process that is measured could not be hooked in time.
-    #[serde(default)]
     pub inline_pair_ns: Option<f64>,
     /// Whether that cost cannot be distinguished from zero: the figure is an upper bound.
     #[serde(default)]
     pub inline_is_bound: bool,
     /// Lengths of the no-ops that this kernel turns into calls when they are probed, bytes.
-    #[serde(default)]
     pub no_ops: Option<Vec<usize>>,
     /// What a no-op probe adds, by how the kernel executes the probed instruction.
     pub nothing_ns: BTreeMap<String, f64>,

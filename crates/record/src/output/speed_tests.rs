@@ -39,7 +39,7 @@ fn speed() {
     let only = std::env::var("HEAPBPF_SPEED_FORMAT").ok();
     for format in FORMATS.iter().filter(|format| only.as_deref().is_none_or(|only| only == format.name())) {
         let path = folder.path().join(format!("x{}", format.extensions()[0]));
-        let output = Output::new(&path, *format, true);
+        let output = Output::new(&path, format, true);
         fs::write("/proc/self/clear_refs", "5").expect("resets the peak");
         let before = resident().1;
         let (start, cpu) = (Instant::now(), cpu_seconds());

@@ -33,7 +33,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-w", "-static", "-pthread", "-o"]).arg(root.path().join("torture")).arg(source);
     assert!(cc.status().expect("a C compiler is installed").success());
-    let folder = std::ffi::CString::new(root.path().to_str().expect("plain")).expect("plain");
+    let dir = std::ffi::CString::new(root.path().to_str().expect("plain")).expect("plain");
     let mut command = Command::new("/torture");
     command.args(["2", "0"]);
     // SAFETY: only system calls.
@@ -41,7 +41,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
         command.pre_exec(move || {
             let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
             let is_done =
-                libc::unshare(flags) == 0 && libc::chroot(folder.as_ptr()) == 0 && libc::chdir(c"/".as_ptr()) == 0;
+                libc::unshare(flags) == 0 && libc::chroot(dir.as_ptr()) == 0 && libc::chdir(c"/".as_ptr()) == 0;
             if is_done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         });
     }
@@ -159,11 +159,11 @@ fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
         return;
     }
     let file = compiled("torture");
-    let folder = file.parent().expect("a folder");
+    let dir = file.parent().expect("a folder");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(folder, open).expect("it is ours");
+    std::fs::set_permissions(dir, open).expect("it is ours");
     // A program that may be run but not read cannot be dumped.
-    let hidden = folder.join("hidden");
+    let hidden = dir.join("hidden");
     std::fs::copy(&file, &hidden).expect("it can be copied");
     std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("it is ours");
     let mut command = Command::new(&hidden);

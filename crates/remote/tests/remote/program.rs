@@ -79,9 +79,9 @@ pub fn compiled(name: &str) -> PathBuf {
 
 /// The same with these compiler options.
 pub fn compiled_with(name: &str, options: &[&str]) -> PathBuf {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
-    let path = folder.path().join([&[name], options].concat().concat());
+    static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let dir = DIR.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
+    let path = dir.path().join([&[name], options].concat().concat());
     if !path.exists() {
         let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());

@@ -147,8 +147,8 @@ fn a_32_bit_program_is_refused() {
     if !program::can_trace() {
         return;
     }
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (source, file) = (folder.path().join("narrow.c"), folder.path().join("narrow"));
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let (source, file) = (dir.path().join("narrow.c"), dir.path().join("narrow"));
     std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"pause\"); }").expect("it is ours");
     let mut cc = Command::new("cc");
     cc.args(["-m32", "-nostdlib", "-static", "-fno-pic", "-o"]).arg(&file).arg(&source).stderr(Stdio::null());

@@ -35,8 +35,8 @@ pub struct Cache(PathBuf);
 
 impl Cache {
     /// The cache in this directory, which need not exist.
-    pub fn new(folder: PathBuf) -> Self {
-        Self(folder)
+    pub fn new(dir: PathBuf) -> Self {
+        Self(dir)
     }
 
     /// Path of the debug file with this build ID (hexadecimal).
@@ -64,8 +64,8 @@ impl Cache {
     /// # Errors
     /// The operating system's, or the directory belongs to another user.
     pub fn begin(&self, id: &str) -> io::Result<NamedTempFile> {
-        let folder = self.folder(id)?;
-        tempfile::Builder::new().prefix("debuginfo.").tempfile_in(folder)
+        let dir = self.dir(id)?;
+        tempfile::Builder::new().prefix("debuginfo.").tempfile_in(dir)
     }
 
     /// Moves a complete file into its place and rewinds it.
@@ -84,7 +84,7 @@ impl Cache {
     /// # Errors
     /// The operating system's, or the directory belongs to another user.
     pub fn put_absent(&self, id: &str) -> io::Result<()> {
-        self.folder(id)?;
+        self.dir(id)?;
         let path = self.path(id);
         let _ = fs::remove_file(&path);
         OpenOptions::new().write(true).create_new(true).mode(0o400).open(path).map(drop)
@@ -96,7 +96,7 @@ impl Cache {
     }
 
     /// Creates the directory of a build ID.
-    fn folder(&self, id: &str) -> io::Result<PathBuf> {
+    fn dir(&self, id: &str) -> io::Result<PathBuf> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&self.0)?;
@@ -104,10 +104,10 @@ impl Cache {
             let what = format!("{} belongs to another user", self.0.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
-        let folder = self.0.join(id);
-        match builder.recursive(false).create(&folder) {
+        let dir = self.0.join(id);
+        match builder.recursive(false).create(&dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ if fs::symlink_metadata(&folder)?.is_dir() => Ok(folder),
+            _ if fs::symlink_metadata(&dir)?.is_dir() => Ok(dir),
             _ => Err(io::ErrorKind::NotADirectory.into()),
         }
     }
@@ -137,18 +137,18 @@ impl Cache {
             }
         }
         let most = self.seconds(UNUSED);
-        let Ok(folders) = fs::read_dir(&self.0) else { return };
-        for folder in folders.flatten().take(MOST_CLEANED) {
-            let is_id = folder.file_name().to_str().is_some_and(|name| name.bytes().all(|it| it.is_ascii_hexdigit()));
-            if is_id && folder.file_type().is_ok_and(|kind| kind.is_dir()) {
-                clean_folder(&folder.path(), most);
+        let Ok(dirs) = fs::read_dir(&self.0) else { return };
+        for dir in dirs.flatten().take(MOST_CLEANED) {
+            let is_id = dir.file_name().to_str().is_some_and(|name| name.bytes().all(|it| it.is_ascii_hexdigit()));
+            if is_id && dir.file_type().is_ok_and(|kind| kind.is_dir()) {
+                clean_dir(&dir.path(), most);
             }
         }
     }
 }
 
-fn clean_folder(folder: &Path, most: Duration) {
-    let Ok(files) = fs::read_dir(folder) else { return };
+fn clean_dir(dir: &Path, most: Duration) {
+    let Ok(files) = fs::read_dir(dir) else { return };
     for file in files.flatten().take(100) {
         let Ok(metadata) = file.metadata().map(|it| (it.is_file(), it.accessed(), it.modified())) else { continue };
         let (true, Ok(read), Ok(written)) = metadata else { continue };
@@ -157,7 +157,7 @@ fn clean_folder(folder: &Path, most: Duration) {
         }
     }
     // Fails unless it is empty.
-    let _ = fs::remove_dir(folder);
+    let _ = fs::remove_dir(dir);
 }
 
 /// Whether a file or directory belongs to us or to root. Another owner could change it while it is read.

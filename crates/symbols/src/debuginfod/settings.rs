@@ -95,15 +95,15 @@ pub fn read(option: &[String], variable: impl Fn(&str) -> Option<OsString>) -> O
 
 /// Returns the cache directory, by the rules of elfutils.
 fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(cache) = folder("DEBUGINFOD_CACHE_PATH") {
+    let dir = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(cache) = dir("DEBUGINFOD_CACHE_PATH") {
         return Some(cache);
     }
-    let home = folder("HOME");
+    let home = dir("HOME");
     // The place that old versions of elfutils used.
     if let Some(old) = home.as_ref().map(|home| home.join(".debuginfod_client_cache")).filter(|old| old.is_dir()) {
         return Some(old);
     }
-    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(home?.join(".cache")));
+    let caches = dir("XDG_CACHE_HOME").or_else(|| Some(home?.join(".cache")));
     Some(caches?.join("debuginfod_client"))
 }

@@ -18,21 +18,21 @@ use crate::tests::compile;
 
 /// A file, its build ID, and a cache.
 struct Setting {
-    folder: TempDir,
+    dir: TempDir,
     file: Vec<u8>,
     id: Vec<u8>,
 }
 
 impl Setting {
     fn new() -> Option<Self> {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let file = fs::read(compile(folder.path())?).expect("readable");
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let file = fs::read(compile(dir.path())?).expect("readable");
         let id = heapbpf_elf::build_id::of(&file).expect("asked for");
-        Some(Self { folder, file, id })
+        Some(Self { dir, file, id })
     }
 
     fn cache(&self) -> PathBuf {
-        self.folder.path().join("cache")
+        self.dir.path().join("cache")
     }
 
     fn client(&self, servers: &[&Server]) -> Client {
@@ -48,8 +48,8 @@ impl Setting {
 
     /// Sizes of the files in the cache.
     fn kept(&self) -> Vec<u64> {
-        let folders = fs::read_dir(self.cache()).into_iter().flatten().flatten().filter(|it| it.path().is_dir());
-        let files = folders.flat_map(|folder| fs::read_dir(folder.path()).expect("readable").flatten());
+        let dirs = fs::read_dir(self.cache()).into_iter().flatten().flatten().filter(|it| it.path().is_dir());
+        let files = dirs.flat_map(|dir| fs::read_dir(dir.path()).expect("readable").flatten());
         files.map(|file| file.metadata().expect("there").len()).collect()
     }
 
@@ -256,9 +256,9 @@ fn files_that_were_not_used_for_long_are_removed() {
     let Some(setting) = Setting::new() else { return };
     let (old, new) = (setting.cache().join("0123"), setting.cache().join("4567"));
     let long_ago = SystemTime::now() - Duration::from_secs(700_000);
-    for folder in [&old, &new] {
-        fs::create_dir_all(folder).expect("ours");
-        fs::write(folder.join("debuginfo"), "x").expect("writes");
+    for dir in [&old, &new] {
+        fs::create_dir_all(dir).expect("ours");
+        fs::write(dir.join("debuginfo"), "x").expect("writes");
     }
     let times = fs::FileTimes::new().set_accessed(long_ago).set_modified(long_ago);
     let open = |path: &Path| fs::File::options().write(true).open(path).expect("ours");

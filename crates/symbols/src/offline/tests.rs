@@ -35,7 +35,7 @@ fn options(directory: &Path) -> Options {
 
 #[test]
 fn hostile_profiles_get_reasons() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary folder");
     let own = std::fs::read("/proc/self/exe").expect("readable");
     let build_id = heapbpf_elf::build_id::of(&own);
     let module = |path: &str, build_id: Option<Vec<u8>>| Module { path: path.into(), build_id, ..Module::default() };
@@ -57,7 +57,7 @@ fn hostile_profiles_get_reasons() {
         .collect();
     let mut profile = with_stacks(modules, stacks);
     let rows = profile.rows.len();
-    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
+    let summary = symbolize(&mut profile, options(dir.path()), Arc::default());
     assert_eq!(profile.rows.len(), rows);
     assert_eq!(summary.asked, summary.named + summary.unnamed.values().sum::<usize>());
     for frame in profile.rows.iter().flat_map(|row| &row.key.stack.frames) {
@@ -68,12 +68,12 @@ fn hostile_profiles_get_reasons() {
 /// A small profile can name many modules. Each costs several attempts to open a file, so their number is bounded.
 #[test]
 fn many_modules_are_bounded() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary folder");
     let count = (1 << 16) + 1000;
     let modules = (0..count).map(|at| Module { path: format!("/none/{at}").into(), ..Module::default() }).collect();
     let frames = (0..count).map(|module| at(module, 1)).collect();
     let mut profile = with_stacks(modules, vec![Stack { frames, ..Stack::default() }]);
-    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
+    let summary = symbolize(&mut profile, options(dir.path()), Arc::default());
     assert_eq!((summary.asked, summary.named), (count, 0));
     let too_many = summary.unnamed.iter().filter(|(why, _)| why.contains("too many modules"));
     assert_eq!(too_many.map(|(_, count)| count).sum::<usize>(), 1000);
@@ -83,13 +83,13 @@ fn many_modules_are_bounded() {
 /// Names from the recording are kept, and JIT code keeps its reason.
 #[test]
 fn what_is_known_stays() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary folder");
     let modules = vec![Module { path: "//anon".into(), ..Module::default() }];
     let named = Arc::new(Frame { function: Some("kept".into()), ..Frame::clone(&at(0, 1)) });
     let made = Arc::new(Frame { reason: Some("code made at run time".into()), ..Frame::clone(&at(0, 2)) });
     let stack = Stack { frames: vec![named, made], unwinder: "dwarf", cut: Some("why".into()) };
     let mut profile = with_stacks(modules, vec![stack.clone()]);
-    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
+    let summary = symbolize(&mut profile, options(dir.path()), Arc::default());
     assert_eq!(*profile.rows[0].key.stack, stack);
     assert_eq!(summary.asked, 0);
 }

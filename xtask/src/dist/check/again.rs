@@ -12,10 +12,10 @@ use crate::shell::{read, say};
 /// Builds again and compares all files and the binary.
 pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Result<()> {
     // The directory's name has a different length, which would show in debug information and in string tables.
-    let folder = release.work().join("again/in-another-folder");
-    copy_source(&context.root, &folder)?;
-    let elsewhere = Context { root: folder.clone(), options: context.options.clone(), ..*context };
-    let second = Release { out: folder.join("target/dist"), version: release.version.clone(), ..*release };
+    let dir = release.work().join("again/in-another-folder");
+    copy_source(&context.root, &dir)?;
+    let elsewhere = Context { root: dir.clone(), options: context.options.clone(), ..*context };
+    let second = Release { out: dir.join("target/dist"), version: release.version.clone(), ..*release };
     let made_again = make(&elsewhere, &second)?;
     let pairs = release.files().into_iter().zip(second.files());
     let pairs = std::iter::once((made.binary.clone(), made_again.binary)).chain(pairs);
@@ -32,7 +32,7 @@ pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Res
         bail!("differs: {}", different.join("; "));
     }
     // It takes gigabytes. If something differs, it is kept for inspection.
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+    fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
 /// Returns the first position at which two files differ.
@@ -42,13 +42,13 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 }
 
 /// Copies the files that git tracks or would add, in their current state.
-fn copy_source(root: &Path, folder: &Path) -> anyhow::Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+fn copy_source(root: &Path, dir: &Path) -> anyhow::Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
     }
     let names = read(git(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))?;
     for name in names.split('\0').filter(|name| root.join(name).is_file()) {
-        let copy = folder.join(name);
+        let copy = dir.join(name);
         fs::create_dir_all(copy.parent().context("a file has a folder")?)?;
         fs::copy(root.join(name), &copy).with_context(|| format!("cannot copy {name}"))?;
     }

@@ -19,7 +19,7 @@ use crate::shell::{run, say};
 pub enum Part {
     /// All of them
     All,
-    /// A second build in another folder, byte by byte
+    /// A second build in another directory, byte by byte
     Again,
     /// Debian's checker of packages
     Lintian,

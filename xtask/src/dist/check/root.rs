@@ -18,13 +18,13 @@ exec chroot \"$1\" /bin/sh -exc \"$2\"";
 
 /// Returns the root of a Debian system with some packages, freshly installed. It must not be changed.
 pub fn debian(context: &Context, suite: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
-    let folder = context.cache()?.join("roots").join([&[suite], packages].concat().join("-"));
-    if folder.is_dir() {
-        return Ok(folder);
+    let dir = context.cache()?.join("roots").join([&[suite], packages].concat().join("-"));
+    if dir.is_dir() {
+        return Ok(dir);
     }
     packages::install(context, &[Package::new("debootstrap", "installs roots of Debian")])?;
-    say!("installing a root of Debian {suite} into {} (about 300 MB)", folder.display());
-    let fresh = folder.with_extension("new");
+    say!("installing a root of Debian {suite} into {} (about 300 MB)", dir.display());
+    let fresh = dir.with_extension("new");
     remove(context, &fresh)?;
     let mut command = context.privilege.command("install a root of Debian", "debootstrap", [])?;
     command.arg("--variant=minbase");
@@ -32,15 +32,15 @@ pub fn debian(context: &Context, suite: &str, packages: &[&str]) -> anyhow::Resu
         command.arg(format!("--include={}", packages.join(",")));
     }
     run_quietly(command.arg(suite).arg(&fresh), context.options.verbose)?;
-    fs::rename(&fresh, &folder).with_context(|| format!("cannot rename {}", fresh.display()))?;
-    Ok(folder)
+    fs::rename(&fresh, &dir).with_context(|| format!("cannot rename {}", fresh.display()))?;
+    Ok(dir)
 }
 
 /// Copies a root to a new directory.
-pub fn copy(context: &Context, root: &Path, folder: &Path) -> anyhow::Result<()> {
-    remove(context, folder)?;
+pub fn copy(context: &Context, root: &Path, dir: &Path) -> anyhow::Result<()> {
+    remove(context, dir)?;
     let mut command = context.privilege.command("copy a root", "cp", [])?;
-    run_quietly(command.args(["--archive", "--one-file-system"]).arg(root).arg(folder), context.options.verbose)
+    run_quietly(command.args(["--archive", "--one-file-system"]).arg(root).arg(dir), context.options.verbose)
 }
 
 /// Copies a file into a root.
@@ -51,9 +51,9 @@ pub fn add(context: &Context, file: &Path, root: &Path, name: &str) -> anyhow::R
 }
 
 /// Removes a root.
-pub fn remove(context: &Context, folder: &Path) -> anyhow::Result<()> {
+pub fn remove(context: &Context, dir: &Path) -> anyhow::Result<()> {
     let mut command = context.privilege.command("remove a root", "rm", [])?;
-    run_quietly(command.args(["-rf", "--one-file-system"]).arg(folder), context.options.verbose)
+    run_quietly(command.args(["-rf", "--one-file-system"]).arg(dir), context.options.verbose)
 }
 
 /// Runs a script in a root. Returns its standard output.

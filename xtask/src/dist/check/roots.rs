@@ -83,32 +83,32 @@ diff /tmp/before /tmp/after
 
 /// Installs the package in a Debian root, records there, and purges the package.
 pub fn debian(context: &Context, release: &Release, suite: &Suite) -> anyhow::Result<()> {
-    let folder = release.work().join("root");
-    root::copy(context, &root::debian(context, suite.name, suite.packages)?, &folder)?;
-    root::add(context, &release.package(), &folder, "tmp/heapbpf.deb")?;
-    let said = root::run(context, &folder, &[LIST, INSTALL, RUN, RECORD_PERL, REMOVE].concat())?;
+    let dir = release.work().join("root");
+    root::copy(context, &root::debian(context, suite.name, suite.packages)?, &dir)?;
+    root::add(context, &release.package(), &dir, "tmp/heapbpf.deb")?;
+    let said = root::run(context, &dir, &[LIST, INSTALL, RUN, RECORD_PERL, REMOVE].concat())?;
     expect(release, &said, "Perl_")?;
-    root::remove(context, &folder)
+    root::remove(context, &dir)
 }
 
 /// Unpacks the tarball in a root without glibc, and records a program there that uses musl.
 pub fn musl(context: &Context, release: &Release, alpine: Option<&Path>) -> anyhow::Result<()> {
-    let folder = release.work().join("root");
+    let dir = release.work().join("root");
     match alpine {
-        Some(given) => root::copy(context, given, &folder)?,
+        Some(given) => root::copy(context, given, &dir)?,
         None => {
             say!("no root of Alpine was given (--alpine): busybox and musl from Debian stand in for it");
-            root::remove(context, &folder)?;
-            stand_in(context, release, &folder)?;
+            root::remove(context, &dir)?;
+            stand_in(context, release, &dir)?;
         }
     }
-    root::add(context, &leak(context, release)?, &folder, "usr/local/bin/leak")?;
-    root::add(context, &release.tarball(), &folder, "tmp/heapbpf.tar.gz")?;
+    root::add(context, &leak(context, release)?, &dir, "usr/local/bin/leak")?;
+    root::add(context, &release.tarball(), &dir, "tmp/heapbpf.tar.gz")?;
     let unpack =
         "tar -xzf /tmp/heapbpf.tar.gz -C /usr/local --strip-components=1\ntest ! -e /lib/x86_64-linux-gnu/libc.so.6\n";
-    let said = root::run(context, &folder, &[unpack, RUN, RECORD_LEAK].concat())?;
+    let said = root::run(context, &dir, &[unpack, RUN, RECORD_LEAK].concat())?;
     expect(release, &said, "cache_insert")?;
-    root::remove(context, &folder)
+    root::remove(context, &dir)
 }
 
 fn expect(release: &Release, said: &str, name: &str) -> anyhow::Result<()> {
@@ -119,7 +119,7 @@ fn expect(release: &Release, said: &str, name: &str) -> anyhow::Result<()> {
 }
 
 /// Creates a root with a shell and the musl library, and nothing else.
-fn stand_in(context: &Context, release: &Release, folder: &Path) -> anyhow::Result<()> {
+fn stand_in(context: &Context, release: &Release, dir: &Path) -> anyhow::Result<()> {
     let downloads = release.work().join("downloads");
     fs::create_dir_all(&downloads)?;
     let names = ["busybox-static", "musl"];
@@ -129,14 +129,14 @@ fn stand_in(context: &Context, release: &Release, folder: &Path) -> anyhow::Resu
     run_quietly(&mut download, context.options.verbose)?;
     for entry in downloads.read_dir()? {
         let mut unpack = context.privilege.command("unpack a package", "dpkg-deb", [])?;
-        run_quietly(unpack.arg("--extract").arg(entry?.path()).arg(folder), context.options.verbose)?;
+        run_quietly(unpack.arg("--extract").arg(entry?.path()).arg(dir), context.options.verbose)?;
     }
     for name in ["dev", "proc", "run", "sys", "tmp", "root", "etc", "usr/local"] {
         let mut make = context.privilege.command("make a folder", "mkdir", [])?;
-        run_quietly(make.arg("-p").arg(folder.join(name)), context.options.verbose)?;
+        run_quietly(make.arg("-p").arg(dir.join(name)), context.options.verbose)?;
     }
     let mut commands = context.privilege.command("run busybox in a root", "chroot", [])?;
-    commands.arg(folder).args(["/bin/busybox", "--install", "/bin"]);
+    commands.arg(dir).args(["/bin/busybox", "--install", "/bin"]);
     run_quietly(&mut commands, context.options.verbose)
 }
 

@@ -11,7 +11,7 @@ use std::io;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use super::{Format, FormatError, WriteOptions};
+use super::{FormatError, WriteOptions};
 use crate::escape::JsonText;
 use crate::estimates::Pool;
 use crate::group::GroupBy;
@@ -25,54 +25,21 @@ use self::frames::EncodedFrame;
 use self::processes::{Audits, Programs, processes};
 use self::stacks::Stacks;
 
-pub(super) struct Json;
-
-impl Format for Json {
-    fn name(&self) -> &'static str {
-        "json"
+pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let group_by = options.group_of(profile);
+    if group_by.separates_processes() {
+        return write_rows(profile, options, out);
     }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".json"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let group_by = options.group_of(profile);
-        if group_by.separates_processes() {
-            return write(profile, options, out);
-        }
-        write(&programs::put_together(profile, group_by == GroupBy::Cgroup), options, out)
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        format!("heapbpf report {file}")
-    }
+    write_rows(&programs::put_together(profile, group_by == GroupBy::Cgroup), options, out)
 }
 
 /// The same format, compressed.
 #[cfg(feature = "pprof")]
-pub(super) struct JsonGz;
-
-#[cfg(feature = "pprof")]
-impl Format for JsonGz {
-    fn name(&self) -> &'static str {
-        "json.gz"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &[".json.gz"]
-    }
-
-    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        super::gzipped(out, |gzip| Json.write(profile, options, gzip))
-    }
-
-    fn how_to_open(&self, file: &str) -> String {
-        Json.how_to_open(file)
-    }
+pub(super) fn write_gz(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    super::gzipped(out, |gzip| write(profile, options, gzip))
 }
 
-fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+fn write_rows(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
     let interned = Interned::new(profile);
     let frames = interned.frames.iter().map(|frame| EncodedFrame::of(profile, frame)).collect::<Result<Vec<_>, _>>()?;
     let writer = Writer(Stacks { profile, confidence: options.confidence, interned: &interned, frames: &frames });

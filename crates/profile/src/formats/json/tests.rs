@@ -5,7 +5,7 @@ use crate::testing;
 
 fn json(profile: &Profile) -> serde_json::Value {
     let mut out = Vec::new();
-    Json.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+    write(profile, &WriteOptions::default(), &mut out).expect("memory");
     serde_json::from_slice(&out).expect("JSON")
 }
 

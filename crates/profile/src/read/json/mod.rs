@@ -96,9 +96,7 @@ fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
     struct Keys {
         #[serde(default, rename = "$schema")]
         schema: String,
-        #[serde(default)]
         interval_bytes: Option<serde::de::IgnoredAny>,
-        #[serde(default)]
         stacks: Option<serde::de::IgnoredAny>,
     }
     let keys: Keys = serde_json::from_slice(bytes).ok()?;

@@ -23,12 +23,9 @@ pub(super) struct Top<'a> {
     #[serde(default)]
     pub(super) unwind: String,
     pub(super) started: String,
-    #[serde(default)]
     pub(super) time: Option<String>,
-    #[serde(default)]
     pub(super) unread: Option<Unread>,
     pub(super) duration_seconds: f64,
-    #[serde(default)]
     pub(super) growth_seconds: Option<f64>,
     #[serde(default)]
     pub(super) host: String,
@@ -69,13 +66,11 @@ fn unknown_size() -> u64 {
 pub(super) struct ProcessJson {
     pub(super) pid: u32,
     /// Number of the program under which its stacks are merged.
-    #[serde(default)]
     pub(super) program: Option<usize>,
     #[serde(default)]
     pub(super) sums: Vec<TotalJson>,
     #[serde(default)]
     pub(super) stands_for: u64,
-    #[serde(default)]
     pub(super) namespace_pid: Option<u32>,
     pub(super) comm: String,
     #[serde(default)]
@@ -91,11 +86,8 @@ pub(super) struct ProcessJson {
     #[serde(default)]
     pub(super) allocators: Vec<String>,
     /// A word that this version does not know is no reason to reject the file.
-    #[serde(default)]
     pub(super) hook: Option<String>,
-    #[serde(default)]
     pub(super) not_inline: Option<String>,
-    #[serde(default)]
     pub(super) own_links: Option<bool>,
     /// Indices of its files in the profile's audit.
     #[serde(default)]
@@ -104,7 +96,6 @@ pub(super) struct ProcessJson {
     pub(super) missing: Vec<Missing>,
     #[serde(default)]
     pub(super) coverage: f64,
-    #[serde(default)]
     pub(super) cpu_coverage: Option<f64>,
     #[serde(default)]
     pub(super) idle: bool,
@@ -112,13 +103,11 @@ pub(super) struct ProcessJson {
     pub(super) ended: bool,
     #[serde(default = "yes")]
     pub(super) live: bool,
-    #[serde(default)]
     pub(super) inuse_since: Option<String>,
     #[serde(default)]
     pub(super) losses: Losses,
     #[serde(default)]
     pub(super) slack: LossBound,
-    #[serde(default)]
     pub(super) resident: Option<Resident>,
     #[serde(default)]
     pub(super) alloc_bytes: Figure,
@@ -135,11 +124,8 @@ pub(super) struct TotalJson {
     pub(super) inuse: SampleSums,
     #[serde(default)]
     pub(super) at_exit: SampleSums,
-    #[serde(default)]
     pub(super) peak: Option<SampleSums>,
-    #[serde(default)]
     pub(super) in_memory: Option<Box<InMemory>>,
-    #[serde(default)]
     pub(super) source: Option<String>,
 }
 
@@ -150,16 +136,13 @@ pub(super) struct ModuleJson {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) file_offset: u64,
-    #[serde(default)]
     pub(super) reason: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
 pub(super) struct Figure {
     pub(super) estimate: Option<f64>,
-    #[serde(default)]
     pub(super) exact: Option<u64>,
-    #[serde(default)]
     pub(super) variance: Option<f64>,
     #[serde(default)]
     pub(super) correction: f64,
@@ -167,11 +150,8 @@ pub(super) struct Figure {
 
 #[derive(Deserialize)]
 pub(super) struct RowJson<'a> {
-    #[serde(default)]
     pub(super) process: Option<usize>,
-    #[serde(default)]
     pub(super) pid: Option<u32>,
-    #[serde(default)]
     pub(super) program: Option<usize>,
     pub(super) thread: String,
     pub(super) function: String,
@@ -180,7 +160,6 @@ pub(super) struct RowJson<'a> {
     #[serde(default)]
     pub(super) zero_byte_samples: u64,
     pub(super) sampled_bytes: u64,
-    #[serde(default)]
     pub(super) offset_sum: Option<u64>,
     /// Missing sizes are assumed to differ, so that no interval is claimed for a count.
     #[serde(default)]
@@ -193,7 +172,6 @@ pub(super) struct RowJson<'a> {
     pub(super) inuse_zero_byte_samples: u64,
     #[serde(default)]
     pub(super) inuse_sampled_bytes: u64,
-    #[serde(default)]
     pub(super) inuse_offset_sum: Option<u64>,
     #[serde(default)]
     pub(super) inuse_smallest_bytes: u64,
@@ -205,14 +183,11 @@ pub(super) struct RowJson<'a> {
     pub(super) at_exit_zero_byte_samples: u64,
     #[serde(default)]
     pub(super) at_exit_sampled_bytes: u64,
-    #[serde(default)]
     pub(super) at_exit_offset_sum: Option<u64>,
     #[serde(default)]
     pub(super) at_exit_smallest_bytes: u64,
-    #[serde(default)]
     pub(super) at_exit_largest_bytes: Option<u64>,
     pub(super) complete: bool,
-    #[serde(default)]
     pub(super) cut: Option<String>,
     #[serde(default)]
     pub(super) unwinder: String,
@@ -229,13 +204,9 @@ pub(super) struct RowJson<'a> {
     pub(super) at_exit_bytes: Figure,
     #[serde(default)]
     pub(super) at_exit_objects: Figure,
-    #[serde(default)]
     pub(super) peak: Option<SampleSums>,
-    #[serde(default)]
     pub(super) in_memory: Option<Box<InMemory>>,
-    #[serde(default)]
     pub(super) growth: Option<Growth>,
-    #[serde(default)]
     pub(super) lifetimes: Option<LifetimesJson>,
 }
 
@@ -251,25 +222,17 @@ pub(super) struct LifetimesJson {
 #[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
 pub(super) struct FrameJson {
     pub(super) function: Option<String>,
-    #[serde(default)]
     pub(super) system_name: Option<String>,
-    #[serde(default)]
     pub(super) file: Option<String>,
-    #[serde(default)]
     pub(super) line: Option<u32>,
-    #[serde(default)]
     pub(super) module: Option<String>,
-    #[serde(default)]
     pub(super) build_id: Option<String>,
     #[serde(default)]
     pub(super) address: u64,
     #[serde(default)]
     pub(super) inlined: bool,
-    #[serde(default)]
     pub(super) reason: Option<String>,
-    #[serde(default)]
     pub(super) file_offset: Option<u64>,
-    #[serde(default)]
     pub(super) function_start: Option<u64>,
 }
 
