@@ -53,57 +53,435 @@ struct Row {
     seconds: Option<u32>,
 }
 
-/// The rows: the fields of [`Row`] in the order of [`Row::parse`]. A test `itself` is repeated if it has no variable.
-const ROWS: &str = "\
-cycles          | 1000 |  3 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | attached_and_detached | attached and detached | target right, nothing left
-kills           |  500 |  4 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | killed | heapbpf killed (SIGKILL) | target right; no probe, no link and no inline hook left
-kills-forking   |  100 |  8 | HEAPBPF_TEST_KILLS    |    | alone/guardian | killed_at_any_moment_no_probe_stays | heapbpf killed (SIGKILL), target forks | target right; no probe, no link left
-kills-inline    |  100 | 20 | HEAPBPF_TEST_KILLS    |    | alone/inline_left | whatever_kills_leave_the_target_is_right_and_the_next_recording_exact | heapbpf killed (SIGKILL), next one follows | target right, next recording exact
-exact           | 1000 |  4 | HEAPBPF_TEST_ROUNDS   |    | company/inline_agreement | eight_threads_are_exact_in_every_run | eight threads that move between processors, at interval 1 | each run equals the truth
-memory          |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | killed_for_want_of_memory | heapbpf out of memory in its cgroup | target right, no probe left
-all-killed      |   20 |  2 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | killed_with_all_its_helpers | heapbpf, guardian and cleaner killed at once | target right, no probe left; inline hooks stay until the next heapbpf takes them out
-files           |   10 |  2 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | without_file_descriptors | no file descriptors | it says so; target right, nothing left
-disk            |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | without_room_on_the_disk | disk full | it says so; no half file; target right, nothing left
-sigterm         |    1 |  1 | HEAPBPF_TORTURE_TIMES |  1 | alone/long/torture | ended_with_many_live_samples | SIGTERM with a million live samples | the last profile has everything; how long it took
-maps            |    1 |  1 | HEAPBPF_TORTURE_TIMES | 60 | alone/long/torture | with_full_maps | maps full | losses counted, totals exact; targets right
-ring            |    1 |  1 | HEAPBPF_TORTURE_TIMES | 60 | alone/long/torture | with_a_full_ring | ring full | losses counted, totals exact; targets right
-daemon-stopped  |    1 |  1 | HEAPBPF_TORTURE_TIMES | 60 | alone/long/torture | with_heapbpf_stopped | heapbpf stopped (SIGSTOP) | losses counted, totals exact; targets right
-strace          |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | under_strace | target under strace | target right, strace goes on; probes if inline hooks cannot be
-gdb             |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | under_gdb | target under gdb | target right, gdb goes on; probes if inline hooks cannot be
-seccomp         |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | under_seccomp | target under seccomp | no call that its filter refuses; target right
-stopped         |   12 |  2 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | stopped | target stopped (SIGSTOP) | stays stopped, goes on right; probes if inline hooks cannot be
-zombie          |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | a_zombie | target a zombie | the recording ends; a new one is refused, with the reason
-exec            |   50 |  2 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | executing_in_a_loop | target exec'ing in a loop | target right, nothing left
-threads         |    3 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | many_threads | target with many threads | target right, nothing left
-tracers         |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | with_other_tracers | two heapbpfs, bpftrace and perf at once | target right, nothing left
-twice           |    5 |  2 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture_targets | recorded_twice | two recordings of one target | both exact; what each costs
-file-size       |   10 |  1 | HEAPBPF_TORTURE_TIMES |    | alone/long/torture | with_a_limit_on_the_size_of_files | heapbpf may write no file (RLIMIT_FSIZE) | it says so; target right, nothing left
-guardian-killed |   10 |  1 | itself                |    | alone/guardian | a_recording_goes_on_without_its_guardian | the guardian killed | the recording goes on, exact
-helpers-stopped |   10 |  1 | itself                |    | alone/guardian | a_stopped_helper_keeps_heapbpf_from_nothing | helpers stopped (SIGSTOP) | heapbpf ends all the same
-standstill      |   10 |  1 | itself                |    | company/inline_standstill | who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on | whoever stops a target waits | it is ended, and the target goes on
-faults          |   10 |  1 | itself                |    | remote/places | a_process_that_serves_its_own_page_faults_does_not_stand_still | target serves its own page faults (userfaultfd) | no standstill
-calls-in-part   |   10 |  1 | itself                |    | remote/calls | calls_that_would_return_a_part_are_spared | target writes to full pipes and receives with MSG_WAITALL | hardly a call comes back early
-shared-memory   |   10 |  1 | itself                |    | remote/refusals | a_process_whose_memory_another_shares_is_refused | target shares its memory with another process | refused with the reason
-moved-text      |   10 |  1 | itself                |    | remote/places | a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to | target moves its code while it is hooked | target right
-patched-text    |   10 |  1 | itself                |    | remote/places | code_that_somebody_else_has_changed_stays_as_it_is | target changes the code that is hooked | it stays as the target left it
-own-stacks      |   10 |  1 | itself                |    | remote/cycles | data_below_small_stacks_comes_to_no_harm | threads whose stacks are data of others | no byte of them is changed
-fibers          |   10 |  1 | itself                |    | remote/places | a_fiber_that_sleeps_in_the_code_comes_back_to_it | a fiber sleeps in the hooks' code | it comes back to it
-limits          |   10 |  1 | itself                |    | company/inline_harmless | a_process_with_little_left_or_locked_memory_is_probed | target near its limits, or with locked memory | probed, with the limit's name
-descriptors     |   10 |  1 | itself                |    | remote/places | the_lowest_free_descriptor_is_the_processs_own | target counts on its lowest free descriptor | it gets that
-cycles-memory   |   10 |  1 | itself                |    | company/inline_harmless | a_process_has_the_same_after_the_first_and_the_fifth_recording | attached and detached | mappings and memory equal after the first and the fifth time
-overwritten     |   10 |  1 | itself                |    | company/links | each_build_that_is_copied_over_a_probed_file_is_right_and_exact | a probed file overwritten in place | each build is right and exact
-translated      |   10 |  1 | itself                |    | alone/translated | a_program_that_is_translated_is_left_alone | target executed by translation (valgrind) | left alone, with the reason
-bystanders      |   10 |  1 | itself                |    | alone/active | bystanders_see_files_as_they_are | a bystander reads a file that targets map | it is as on the disk, unless links serve every process
-crash           |   10 |  1 | itself                |    | company/inline_breaker | a_fault_in_code_of_ours_ends_all_inline_hooks | target dies of its hooks | all hooks are taken out
-hostile         |   10 |  1 | itself                |    | company/hostile | counts_that_are_rewritten_by_their_owner_harm_nobody_else | target overwrites its own counts | the figures of others are exact
-names           |   10 |  1 | itself                |    | company/hostile | a_name_that_takes_for_ever_to_demangle_holds_nothing_up | a name that takes for ever to demangle | nothing waits for it
-forgotten       |   10 |  1 | itself                |    | alone/whole_host | programs_that_never_come_again_are_forgotten | programs that never come again | descriptors and tables end where they began
-flood-mappings  |    1 |  1 | HEAPBPF_TORTURE_TIMES |  1 | alone/long/floods | of_mappings | a hundred thousand executable mappings | totals exact; bounded time and memory
-flood-processes |    1 |  1 | HEAPBPF_TORTURE_TIMES |  1 | alone/long/floods | of_processes | ten thousand short processes | totals exact; bounded time and memory
-flood-stacks    |    1 |  1 | HEAPBPF_TORTURE_TIMES |  1 | alone/long/floods | of_stacks | a million stacks | totals exact, what is not kept is told; bounded time and memory
-flood-threads   |    1 |  1 | HEAPBPF_TORTURE_TIMES |  1 | alone/long/floods | of_threads | ten thousand threads | accounts add up; bounded time and memory";
+/// The variable of tests that exist only for this table.
+const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
+const TORTURE: &str = "alone/long/torture";
+const TARGETS: &str = "alone/long/torture_targets";
+const FLOODS: &str = "alone/long/floods";
 /// Number of threads of the row with many threads, except in a short round.
 const THREADS: &str = "10000";
+
+const ROW: Row = Row {
+    name: "",
+    fault: "",
+    promised: "",
+    file: TORTURE,
+    test: "",
+    times_variable: Some(TIMES),
+    times: 10,
+    times_quick: 1,
+    seconds: None,
+};
+
+/// A test that does not repeat the fault itself.
+const CASE: Row = Row { times_variable: None, ..ROW };
+
+const ROWS: &[Row] = &[
+    Row {
+        name: "cycles",
+        fault: "attached and detached",
+        promised: "target right, nothing left",
+        test: "attached_and_detached",
+        times: 1000,
+        times_quick: 3,
+        ..ROW
+    },
+    Row {
+        name: "kills",
+        fault: "heapbpf killed (SIGKILL)",
+        promised: "target right; no probe, no link and no inline hook left",
+        test: "killed",
+        times: 500,
+        times_quick: 4,
+        ..ROW
+    },
+    Row {
+        name: "kills-forking",
+        fault: "heapbpf killed (SIGKILL), target forks",
+        promised: "target right; no probe, no link left",
+        file: "alone/guardian",
+        test: "killed_at_any_moment_no_probe_stays",
+        times_variable: Some("HEAPBPF_TEST_KILLS"),
+        times: 100,
+        times_quick: 8,
+        ..ROW
+    },
+    Row {
+        name: "kills-inline",
+        fault: "heapbpf killed (SIGKILL), next one follows",
+        promised: "target right, next recording exact",
+        file: "alone/inline_left",
+        test: "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
+        times_variable: Some("HEAPBPF_TEST_KILLS"),
+        times: 100,
+        times_quick: 20,
+        ..ROW
+    },
+    Row {
+        name: "exact",
+        fault: "eight threads that move between processors, at interval 1",
+        promised: "each run equals the truth",
+        file: "company/inline_agreement",
+        test: "eight_threads_are_exact_in_every_run",
+        times_variable: Some("HEAPBPF_TEST_ROUNDS"),
+        times: 1000,
+        times_quick: 4,
+        ..ROW
+    },
+    Row {
+        name: "memory",
+        fault: "heapbpf out of memory in its cgroup",
+        promised: "target right, no probe left",
+        test: "killed_for_want_of_memory",
+        ..ROW
+    },
+    Row {
+        name: "all-killed",
+        fault: "heapbpf, guardian and cleaner killed at once",
+        promised: "target right, no probe left; inline hooks stay until the next heapbpf takes them out",
+        test: "killed_with_all_its_helpers",
+        times: 20,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "files",
+        fault: "no file descriptors",
+        promised: "it says so; target right, nothing left",
+        test: "without_file_descriptors",
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "disk",
+        fault: "disk full",
+        promised: "it says so; no half file; target right, nothing left",
+        test: "without_room_on_the_disk",
+        ..ROW
+    },
+    Row {
+        name: "sigterm",
+        fault: "SIGTERM with a million live samples",
+        promised: "the last profile has everything; how long it took",
+        test: "ended_with_many_live_samples",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "maps",
+        fault: "maps full",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_full_maps",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "ring",
+        fault: "ring full",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_a_full_ring",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "daemon-stopped",
+        fault: "heapbpf stopped (SIGSTOP)",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_heapbpf_stopped",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "strace",
+        fault: "target under strace",
+        promised: "target right, strace goes on; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "under_strace",
+        ..ROW
+    },
+    Row {
+        name: "gdb",
+        fault: "target under gdb",
+        promised: "target right, gdb goes on; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "under_gdb",
+        ..ROW
+    },
+    Row {
+        name: "seccomp",
+        fault: "target under seccomp",
+        promised: "no call that its filter refuses; target right",
+        file: TARGETS,
+        test: "under_seccomp",
+        ..ROW
+    },
+    Row {
+        name: "stopped",
+        fault: "target stopped (SIGSTOP)",
+        promised: "stays stopped, goes on right; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "stopped",
+        times: 12,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "zombie",
+        fault: "target a zombie",
+        promised: "the recording ends; a new one is refused, with the reason",
+        file: TARGETS,
+        test: "a_zombie",
+        ..ROW
+    },
+    Row {
+        name: "exec",
+        fault: "target exec'ing in a loop",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "executing_in_a_loop",
+        times: 50,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "threads",
+        fault: "target with many threads",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "many_threads",
+        times: 3,
+        ..ROW
+    },
+    Row {
+        name: "tracers",
+        fault: "two heapbpfs, bpftrace and perf at once",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "with_other_tracers",
+        ..ROW
+    },
+    Row {
+        name: "twice",
+        fault: "two recordings of one target",
+        promised: "both exact; what each costs",
+        file: TARGETS,
+        test: "recorded_twice",
+        times: 5,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "file-size",
+        fault: "heapbpf may write no file (RLIMIT_FSIZE)",
+        promised: "it says so; target right, nothing left",
+        test: "with_a_limit_on_the_size_of_files",
+        ..ROW
+    },
+    Row {
+        name: "guardian-killed",
+        fault: "the guardian killed",
+        promised: "the recording goes on, exact",
+        file: "alone/guardian",
+        test: "a_recording_goes_on_without_its_guardian",
+        ..CASE
+    },
+    Row {
+        name: "helpers-stopped",
+        fault: "helpers stopped (SIGSTOP)",
+        promised: "heapbpf ends all the same",
+        file: "alone/guardian",
+        test: "a_stopped_helper_keeps_heapbpf_from_nothing",
+        ..CASE
+    },
+    Row {
+        name: "standstill",
+        fault: "whoever stops a target waits",
+        promised: "it is ended, and the target goes on",
+        file: "company/inline_standstill",
+        test: "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on",
+        ..CASE
+    },
+    Row {
+        name: "faults",
+        fault: "target serves its own page faults (userfaultfd)",
+        promised: "no standstill",
+        file: "remote/places",
+        test: "a_process_that_serves_its_own_page_faults_does_not_stand_still",
+        ..CASE
+    },
+    Row {
+        name: "calls-in-part",
+        fault: "target writes to full pipes and receives with MSG_WAITALL",
+        promised: "hardly a call comes back early",
+        file: "remote/calls",
+        test: "calls_that_would_return_a_part_are_spared",
+        ..CASE
+    },
+    Row {
+        name: "shared-memory",
+        fault: "target shares its memory with another process",
+        promised: "refused with the reason",
+        file: "remote/refusals",
+        test: "a_process_whose_memory_another_shares_is_refused",
+        ..CASE
+    },
+    Row {
+        name: "moved-text",
+        fault: "target moves its code while it is hooked",
+        promised: "target right",
+        file: "remote/places",
+        test: "a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to",
+        ..CASE
+    },
+    Row {
+        name: "patched-text",
+        fault: "target changes the code that is hooked",
+        promised: "it stays as the target left it",
+        file: "remote/places",
+        test: "code_that_somebody_else_has_changed_stays_as_it_is",
+        ..CASE
+    },
+    Row {
+        name: "own-stacks",
+        fault: "threads whose stacks are data of others",
+        promised: "no byte of them is changed",
+        file: "remote/cycles",
+        test: "data_below_small_stacks_comes_to_no_harm",
+        ..CASE
+    },
+    Row {
+        name: "fibers",
+        fault: "a fiber sleeps in the hooks' code",
+        promised: "it comes back to it",
+        file: "remote/places",
+        test: "a_fiber_that_sleeps_in_the_code_comes_back_to_it",
+        ..CASE
+    },
+    Row {
+        name: "limits",
+        fault: "target near its limits, or with locked memory",
+        promised: "probed, with the limit's name",
+        file: "company/inline_harmless",
+        test: "a_process_with_little_left_or_locked_memory_is_probed",
+        ..CASE
+    },
+    Row {
+        name: "descriptors",
+        fault: "target counts on its lowest free descriptor",
+        promised: "it gets that",
+        file: "remote/places",
+        test: "the_lowest_free_descriptor_is_the_processs_own",
+        ..CASE
+    },
+    Row {
+        name: "cycles-memory",
+        fault: "attached and detached",
+        promised: "mappings and memory equal after the first and the fifth time",
+        file: "company/inline_harmless",
+        test: "a_process_has_the_same_after_the_first_and_the_fifth_recording",
+        ..CASE
+    },
+    Row {
+        name: "overwritten",
+        fault: "a probed file overwritten in place",
+        promised: "each build is right and exact",
+        file: "company/links",
+        test: "each_build_that_is_copied_over_a_probed_file_is_right_and_exact",
+        ..CASE
+    },
+    Row {
+        name: "translated",
+        fault: "target executed by translation (valgrind)",
+        promised: "left alone, with the reason",
+        file: "alone/translated",
+        test: "a_program_that_is_translated_is_left_alone",
+        ..CASE
+    },
+    Row {
+        name: "bystanders",
+        fault: "a bystander reads a file that targets map",
+        promised: "it is as on the disk, unless links serve every process",
+        file: "alone/active",
+        test: "bystanders_see_files_as_they_are",
+        ..CASE
+    },
+    Row {
+        name: "crash",
+        fault: "target dies of its hooks",
+        promised: "all hooks are taken out",
+        file: "company/inline_breaker",
+        test: "a_fault_in_code_of_ours_ends_all_inline_hooks",
+        ..CASE
+    },
+    Row {
+        name: "hostile",
+        fault: "target overwrites its own counts",
+        promised: "the figures of others are exact",
+        file: "company/hostile",
+        test: "counts_that_are_rewritten_by_their_owner_harm_nobody_else",
+        ..CASE
+    },
+    Row {
+        name: "names",
+        fault: "a name that takes for ever to demangle",
+        promised: "nothing waits for it",
+        file: "company/hostile",
+        test: "a_name_that_takes_for_ever_to_demangle_holds_nothing_up",
+        ..CASE
+    },
+    Row {
+        name: "forgotten",
+        fault: "programs that never come again",
+        promised: "descriptors and tables end where they began",
+        file: "alone/whole_host",
+        test: "programs_that_never_come_again_are_forgotten",
+        ..CASE
+    },
+    Row {
+        name: "flood-mappings",
+        fault: "a hundred thousand executable mappings",
+        promised: "totals exact; bounded time and memory",
+        file: FLOODS,
+        test: "of_mappings",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-processes",
+        fault: "ten thousand short processes",
+        promised: "totals exact; bounded time and memory",
+        file: FLOODS,
+        test: "of_processes",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-stacks",
+        fault: "a million stacks",
+        promised: "totals exact, what is not kept is told; bounded time and memory",
+        file: FLOODS,
+        test: "of_stacks",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-threads",
+        fault: "ten thousand threads",
+        promised: "accounts add up; bounded time and memory",
+        file: FLOODS,
+        test: "of_threads",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+];
 
 /// The result of a row.
 #[derive(Debug, PartialEq, Eq)]
@@ -116,28 +494,6 @@ struct Seen {
 }
 
 impl Row {
-    /// All rows.
-    fn all() -> Vec<Self> {
-        ROWS.lines().map(|line| Self::parse(line).expect("a unit test reads the table")).collect()
-    }
-
-    fn parse(line: &'static str) -> Option<Self> {
-        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [name, times, times_quick, variable, seconds, file, test, fault, promised] =
-            <[&str; 9]>::try_from(fields).ok()?;
-        Some(Self {
-            name,
-            fault,
-            promised,
-            file,
-            test,
-            times_variable: (variable != "itself").then_some(variable),
-            times: times.parse().ok()?,
-            times_quick: times_quick.parse().ok()?,
-            seconds: seconds.parse().ok(),
-        })
-    }
-
     fn times(&self, selection: &Selection) -> u32 {
         selection.times.unwrap_or(if selection.quick { self.times_quick } else { self.times })
     }
@@ -194,10 +550,10 @@ impl Row {
 
 /// Runs the rows and prints their table. The exit code is a failure if one of them was not as promised.
 pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
-    let mut rows = Row::all();
-    let names: Vec<_> = rows.iter().map(|row| row.name).collect();
-    rows.retain(|row| selection.row.as_ref().is_none_or(|name| row.name.starts_with(name.as_str())));
+    let chosen = |row: &&Row| selection.row.as_ref().is_none_or(|name| row.name.starts_with(name.as_str()));
+    let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
     if rows.is_empty() {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
         bail!("there is no such row; there are {}", names.join(", "));
     }
     if selection.list {
@@ -237,11 +593,18 @@ mod tests {
     #[test]
     fn rows_differ_in_name_and_name_tests_that_are_there() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+<<<<<<< HEAD
         let rows = Row::all();
         for (i, row) in rows.iter().enumerate() {
             assert!(rows[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
             let dir = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
             let file = root.join(dir).join(row.file).with_extension("rs");
+=======
+        for (i, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
+            let folder = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
+            let file = root.join(folder).join(row.file).with_extension("rs");
+>>>>>>> parent of 499098c2 (The rows of cargo xtask torture are a table)
             let text = std::fs::read_to_string(file).expect("a file of tests");
             assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);
@@ -250,8 +613,7 @@ mod tests {
 
     #[test]
     fn a_row_says_what_its_test_wrote_or_that_it_failed() {
-        let rows = Row::all();
-        let row = &rows[0];
+        let row = &ROWS[0];
         let seen = row.seen("a\tprobe\t3\tright\nb\tinline\t3\tright too\n", true, "3");
         assert_eq!(seen.iter().map(|seen| seen.what.as_str()).collect::<Vec<_>>(), ["right", "right too"]);
         let failed = row.seen("a\tprobe\t3\tright\n", false, "3");

@@ -88,8 +88,7 @@ fn split_debug_information_has_inlined_calls() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let plain = dir.path().join("plain");
         std::fs::create_dir(&plain).expect("folder");
-        let (Some([whole, _]), Some([library, _])) =
-            (compile_two(&plain, &flags[1..]), compile_two(dir.path(), flags))
+        let (Some([whole, _]), Some([library, _])) = (compile_two(&plain, &flags[1..]), compile_two(dir.path(), flags))
         else {
             return;
         };

@@ -36,10 +36,10 @@ const MOST_UNNAMED: usize = 8;
 const MOST_PROCESSES: usize = 3;
 
 pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let mut gzip = GzEncoder::new(out, COMPRESSION);
-        io::Write::write_all(&mut gzip, &encode(profile).encode_to_vec())?;
-        gzip.finish()?;
-        Ok(())
+    let mut gzip = GzEncoder::new(out, COMPRESSION);
+    io::Write::write_all(&mut gzip, &encode(profile).encode_to_vec())?;
+    gzip.finish()?;
+    Ok(())
 }
 
 /// Encodes a profile as a pprof message, with one sample per process, thread name and stack.

@@ -52,9 +52,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     let unaccounted = unaccounted_bytes(context);
     if unaccounted > 0.0 {
         let much = units::bytes(unaccounted);
-        missed.push(format!(
-            "≥ {much} of other resident memory: a runtime's own heap, or from before the recording"
-        ));
+        missed.push(format!("≥ {much} of other resident memory: a runtime's own heap, or from before the recording"));
     }
     missed.extend(given_up(context));
     let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);

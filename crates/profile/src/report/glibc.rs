@@ -159,12 +159,8 @@ mod tests {
     #[test]
     fn the_parts_of_a_heap_add_up_to_it() {
         let mib = |mib: u64| mib << 20;
-        let glibc = Glibc {
-            resident_bytes: mib(100),
-            absent_bytes: mib(4),
-            free_resident_bytes: mib(30),
-            ..Glibc::default()
-        };
+        let glibc =
+            Glibc { resident_bytes: mib(100), absent_bytes: mib(4), free_resident_bytes: mib(30), ..Glibc::default() };
         // The mappings are as large as the arenas, somewhat larger, much larger, and smaller.
         for (heap, expected) in [
             (100.0, [3.0, 0.0, -4.0, 0.0]),
