@@ -593,18 +593,10 @@ mod tests {
     #[test]
     fn rows_differ_in_name_and_name_tests_that_are_there() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-<<<<<<< HEAD
-        let rows = Row::all();
-        for (i, row) in rows.iter().enumerate() {
-            assert!(rows[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
-            let dir = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
-            let file = root.join(dir).join(row.file).with_extension("rs");
-=======
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
             let folder = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
             let file = root.join(folder).join(row.file).with_extension("rs");
->>>>>>> parent of 499098c2 (The rows of cargo xtask torture are a table)
             let text = std::fs::read_to_string(file).expect("a file of tests");
             assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);
