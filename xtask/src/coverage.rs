@@ -194,9 +194,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_report_are_those_of_the_source() {
-        let file = |name: &str, all: u64, covered: u64| {
-            serde_json::json!({ "filename": name, "summary": { "lines": { "count": all, "covered": covered } } })
-        };
+        let file = |name: &str, all: u64, covered: u64| serde_json::json!({ "filename": name, "summary": { "lines": { "count": all, "covered": covered } } });
         let files = [file("/w/a/src/x/y.rs", 1990, 1791), file("/w/b/one.rs", 10, 10), file("/w/b/two.rs", 7, 1)];
         let report = serde_json::json!({ "data": [{ "files": files }] }).to_string();
         let lines = lines_of(&report, &["/w/a/src".into(), "/w/b/one.rs".into()]).expect("a report");

@@ -30,7 +30,8 @@ pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 /// One-line description of [`study`].
-pub const ABOUT_STUDY: &str = "noise and cost of R = 1 to 10^7 bytes on sqlite3 with --hook probe, into docs/overhead.md";
+pub const ABOUT_STUDY: &str =
+    "noise and cost of R = 1 to 10^7 bytes on sqlite3 with --hook probe, into docs/overhead.md";
 
 /// Does the same for sampling intervals.
 pub fn study(context: &Context, args: &[String]) -> anyhow::Result<()> {

@@ -27,13 +27,13 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     );
     match word {
         Some("copy") => copy(context),
-        Some("unwind") => super::unwind::run(context, &[]),
+        Some("unwind") => super::run_program(context, "heapbpf-bench-unwind", &[]),
         Some("daemon") => Bench::new(context)?.daemon(),
         Some("memory") => Bench::new(context)?.memory(number(1, 200)?, number(2, 30)?),
         Some("rate") => Bench::new(context)?.rate(context),
         None => {
             copy(context)?;
-            super::unwind::run(context, &[])?;
+            super::run_program(context, "heapbpf-bench-unwind", &[])?;
             let bench = Bench::new(context)?;
             bench.daemon()?;
             bench.rate(context)?;
