@@ -82,7 +82,12 @@ impl Session {
         let until_ns = latest_ns.min(monotonic_ns() + longest_ns);
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, until_ns);
         self.grant_sites();
-        for crash in self.recorder.take_crashes() {
+        let crashes = self.recorder.take_crashes();
+        if !crashes.is_empty() {
+            // Crashes do not wait for the events of the host: a child may just have been forked.
+            self.recorder.poll(&mut self.host);
+        }
+        for crash in crashes {
             self.attaching.note_crash(&crash, &mut self.host);
             self.drop_untracked_heaps();
         }
