@@ -17,7 +17,7 @@ use heapbpf_access::filter::Filter;
 use heapbpf_profile::diff::growth::{Grown, growth_of_processes};
 use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
-use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
+use heapbpf_profile::model::{LOST_PREFIX, Placement, Process, Profile, Resident, Row};
 use heapbpf_profile::process_pools::pools_of_processes;
 use heapbpf_profile::report::Growing;
 use heapbpf_profile::value::Value;
@@ -76,7 +76,7 @@ impl Suspected {
     pub fn of(profile: &Profile, growing: &[Growing], visible: impl Fn(&Process) -> bool) -> Vec<Self> {
         let suspected = |it: &Growing| {
             let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
-            let program = program_labels(processes.first()?);
+            let program = common_labels(&processes)?;
             let name: String = it.name.chars().take(LONGEST_NAME).collect();
             let labels = program.strip_suffix('}').unwrap_or(&program);
             let labels = format!("{labels},function=\"{}\"}}", escaped(&name));
@@ -532,17 +532,28 @@ fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'stat
 
 fn labels(process: &Process) -> String {
     let (pid, comm, cgroup) = (process.pid, escaped(&process.comm), escaped(&process.cgroup));
-    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
+    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(&process.placement))
 }
 
 /// Returns the labels of what a process runs in. Unknown labels are left out.
-fn placement_labels(process: &Process) -> String {
-    process.placement.known().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect()
+fn placement_labels(placement: &Placement) -> String {
+    placement.known().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect()
 }
 
 fn program_labels(process: &Process) -> String {
     let (comm, cgroup) = (escaped(&process.comm), escaped(&process.cgroup));
-    format!("{{comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
+    format!("{{comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(&process.placement))
+}
+
+/// Returns the labels of a program of which these are processes, without those in which they differ. `None` if there
+/// are none.
+fn common_labels(processes: &[&Process]) -> Option<String> {
+    let (first, others) = processes.split_first()?;
+    let has_one_cgroup = others.iter().all(|process| process.cgroup == first.cgroup);
+    let cgroup = if has_one_cgroup { format!(",cgroup=\"{}\"", escaped(&first.cgroup)) } else { String::new() };
+    let mut placement = first.placement.clone();
+    others.iter().for_each(|process| placement.keep_common(&process.placement));
+    Some(format!("{{comm=\"{}\"{cgroup}{}}}", escaped(&first.comm), placement_labels(&placement)))
 }
 
 /// Escapes a label value: control characters as everywhere, then backslashes and quotes as the format requires.

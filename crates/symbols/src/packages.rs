@@ -22,7 +22,7 @@ const MOST_KNOWN: usize = 10_000;
 pub struct KnownOwners(HashMap<String, Option<String>>);
 
 impl KnownOwners {
-    /// Looks up the packages of those `paths` that are not known yet, in the lists in `directory`.
+    /// Looks up the packages of those `paths` that are not known yet, in the lists in `dir`.
     pub fn learn<'a>(&mut self, dir: &Path, paths: impl Iterator<Item = &'a str>) {
         if self.0.len() > MOST_KNOWN {
             self.0.clear();
@@ -38,8 +38,8 @@ impl KnownOwners {
     }
 }
 
-/// Returns the package of each of `paths` that is in one of the lists in `directory`. All lists are read once, if there
-/// are any paths.
+/// Returns the package of each of `paths` that is in one of the lists in `dir`. All lists are read once, if there are
+/// any paths.
 fn owners<'a>(dir: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
     let wanted: HashMap<&[u8], &str> = paths.map(|path| (merged(path.as_bytes()), path)).collect();
     let mut owners = HashMap::new();
@@ -67,10 +67,10 @@ fn owners<'a>(dir: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a s
     owners
 }
 
-/// Returns whether one of apt's sources, whose indices are in `folder`, has packages of debug symbols. These are in
+/// Returns whether one of apt's sources, whose indices are in `dir`, has packages of debug symbols. These are in
 /// archives of their own (`debian-debug`, `ddebs.ubuntu.com`).
-pub fn has_debug_archive(folder: &Path) -> bool {
-    let Ok(lists) = fs::read_dir(folder) else { return false };
+pub fn has_debug_archive(dir: &Path) -> bool {
+    let Ok(lists) = fs::read_dir(dir) else { return false };
     let is_of_debug =
         |name: &str| name.contains("_Packages") && (name.contains("-debug_") || name.starts_with("ddebs."));
     lists.flatten().take(MOST_LISTS).any(|list| list.file_name().to_str().is_some_and(is_of_debug))
@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn packages_of_debug_symbols_are_in_archives_of_their_own() {
         let has_one = |names: &[&str]| {
-            let folder = tempfile::tempdir().expect("a folder");
-            names.iter().for_each(|name| fs::write(folder.path().join(name), "").expect("writes"));
-            has_debug_archive(folder.path())
+            let dir = tempfile::tempdir().expect("a folder");
+            names.iter().for_each(|name| fs::write(dir.path().join(name), "").expect("writes"));
+            has_debug_archive(dir.path())
         };
         let main = "deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages";
         assert!(!has_one(&[]) && !has_one(&[main, "lock"]) && !has_debug_archive(Path::new("/nonexistent")));

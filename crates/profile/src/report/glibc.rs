@@ -59,6 +59,8 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
 pub(super) fn not_recorded(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
     let least = resident.total_bytes() as f64 * MUCH_OF_RESIDENT;
     let before = recorded(context, entry).map_or(0.0, |recorded| glibc.before(&recorded).estimate);
+    // Some of the blocks in use are not in memory; these may be older ones.
+    let before = before - glibc.absent_bytes as f64;
     let large: Vec<String> = [(before, "in older blocks"), (glibc.free_resident_bytes as f64, "free inside glibc")]
         .into_iter()
         .filter(|(size, _)| *size >= least)

@@ -19,7 +19,7 @@ const IN_FLIGHT: &str = "in_flight";
 const MOST: usize = 5;
 
 /// Text that identifies notes about what is in no figure. They come first.
-const IN_NO_FIGURE: [&str; 3] = ["is missing", "is not included", "are not included"];
+const IN_NO_FIGURE: [&str; 4] = ["not counted: ", "is missing", "is not included", "are not included"];
 
 /// Maximum number of processes that get an individual remark about how long they were hooked.
 const SEPARATE: usize = 2;
