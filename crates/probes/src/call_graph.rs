@@ -222,7 +222,8 @@ impl<'a> CallGraph<'a> {
     }
 
     /// Whether calls and jumps of `function` lead to code for which `is_hooked` holds, over at most `most` functions in
-    /// between. Code for which `is_passed_over` holds is not followed.
+    /// between. Code for which `is_passed_over` holds is not followed. Also true if there are too many functions to
+    /// tell.
     #[must_use]
     pub fn leads_to(
         &self,
@@ -242,11 +243,13 @@ impl<'a> CallGraph<'a> {
                 }
                 if !self.is_import(to)
                     && let Some(extent) = self.extent_at(to).filter(|extent| !is_passed_over(extent.start))
-                    && seen.len() < HELPERS_MAX
                     && seen.insert(extent.start)
                 {
                     next.push(extent);
                 }
+            }
+            if seen.len() > HELPERS_MAX {
+                return true;
             }
             open = next;
         }

@@ -171,7 +171,7 @@ pub fn examine_avoiding(
 }
 
 /// If the reason is that a file has no known allocator: that it nevertheless has functions that allocate, if they
-/// cannot get their blocks from another file, because it uses no function that allocates.
+/// cannot get their blocks from another file, because it uses no function that allocates and no `dlsym`.
 fn alone(why: AttachError, file: &dyn Image, image: &FileImage, table: &Table) -> AttachError {
     let is_without = matches!(why, AttachError::NoAllocator { .. }) && image.damaged.is_empty();
     let functions = if is_without { table.unclaimed(image, &[]) } else { Vec::new() };
@@ -179,7 +179,7 @@ fn alone(why: AttachError, file: &dyn Image, image: &FileImage, table: &Table) -
     let pieces = Pieces::of(file);
     let Ok(tables) = ElfFile::parse(&pieces) else { return why };
     let allocates = |name: &str| table.shape_of(name).is_some_and(|shape| !shape.is_free());
-    if tables.dynamic_names().undefined().any(allocates) {
+    if tables.dynamic_names().undefined().any(|name| allocates(name) || name.starts_with("dlsym")) {
         return why;
     }
     AttachError::Alone { function: (*function).to_owned() }

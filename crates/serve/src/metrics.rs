@@ -311,8 +311,8 @@ impl Metrics {
         growth.0.iter().for_each(|family| family.write(out));
     }
 
-    /// Writes how fast leak suspects grow. The first ones have their own series and keep them; of the others only the
-    /// number is written.
+    /// Writes how fast leak suspects grow. The first ones have their own series, and keep them until others need them
+    /// and they no longer grow; of the others only the number is written.
     fn suspects(&mut self, suspects: &[Suspected], out: &mut String) {
         let mut growth = Estimated::new([
             (
@@ -322,6 +322,10 @@ impl Metrics {
             ("heapbpf_suspect_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
             ("heapbpf_suspect_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
         ]);
+        let growing: HashSet<&String> = suspects.iter().map(|it| &it.labels).collect();
+        if self.suspects.len() + growing.len() > MOST_SUSPECTS {
+            self.suspects.retain(|labels| growing.contains(labels));
+        }
         let (mut written, mut other) = (HashSet::new(), 0u64);
         for Suspected { labels, per_second } in suspects {
             let has_room = self.suspects.len() < MOST_SUSPECTS;
