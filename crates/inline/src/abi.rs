@@ -208,7 +208,7 @@ pub const INSIDE_BYTES: u64 = 1 << 16;
 pub const DRAWS: usize = 64;
 
 /// What the daemon changes while the target runs, at [`CONTROL`]. The blob itself writes [`Control::passed`] and the
-/// fields behind it.
+/// fields behind it, and in a forked child [`Control::seed`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {

@@ -34,7 +34,7 @@ pub const MOST_PROCESSES: usize = 500;
 pub const MOST_PROGRAMS: usize = 500;
 
 /// Maximum number of leak suspects with their own series.
-pub const MOST_SUSPECTS: usize = 100;
+pub const MOST_SUSPECTS: usize = 20;
 
 /// Maximum length of a function's name in a label, in characters.
 const LONGEST_NAME: usize = 200;
@@ -97,8 +97,6 @@ pub struct Metrics {
     others: HashSet<ProcessKey>,
     /// Programs, by their labels, with their own series of memory held at exit.
     programs: HashSet<String>,
-    /// Leak suspects, by their labels, with their own series.
-    suspects: HashSet<String>,
     totals: HashMap<&'static str, u64>,
     status: OwnStatus,
 }
@@ -173,7 +171,7 @@ impl Metrics {
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
         self.growth(made, &visible, &mut out);
-        self.suspects(&serving.suspects, &mut out);
+        Self::suspects(&serving.suspects, &mut out);
         self.resident(made, &visible, &mut out);
         if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
@@ -311,9 +309,8 @@ impl Metrics {
         growth.0.iter().for_each(|family| family.write(out));
     }
 
-    /// Writes how fast leak suspects grow. The first ones have their own series, and keep them until others need them
-    /// and they no longer grow; of the others only the number is written.
-    fn suspects(&mut self, suspects: &[Suspected], out: &mut String) {
+    /// Writes how fast leak suspects grow.
+    fn suspects(suspects: &[Suspected], out: &mut String) {
         let mut growth = Estimated::new([
             (
                 "heapbpf_suspect_growth_bytes_per_second",
@@ -322,26 +319,14 @@ impl Metrics {
             ("heapbpf_suspect_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
             ("heapbpf_suspect_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
         ]);
-        let growing: HashSet<&String> = suspects.iter().map(|it| &it.labels).collect();
-        if self.suspects.len() + growing.len() > MOST_SUSPECTS {
-            self.suspects.retain(|labels| growing.contains(labels));
-        }
-        let (mut written, mut other) = (HashSet::new(), 0u64);
-        for Suspected { labels, per_second } in suspects {
-            let has_room = self.suspects.len() < MOST_SUSPECTS;
-            let own = self.suspects.contains(labels) || has_room && self.suspects.insert(labels.clone());
+        let mut written = HashSet::new();
+        for Suspected { labels, per_second } in suspects.iter().take(MOST_SUSPECTS) {
             // A name that was shortened may equal another one.
-            if own && written.insert(labels) {
+            if written.insert(labels) {
                 growth.add(labels, per_second);
-            } else {
-                other += 1;
             }
         }
         growth.0.iter().for_each(|family| family.write(out));
-        if other > 0 {
-            let help = "Functions that may leak and have no series of their own (limit reached).";
-            single(out, "heapbpf_other_suspects", "gauge", help, other);
-        }
     }
 
     /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was

@@ -66,13 +66,13 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }
-    // The new program is mapped, and has not run yet. It reaches its entry point soon after this program returns, so
-    // whoever holds it there is told first.
-    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
-        count_process_event_lost();
-    }
     if argument(ctx, 1) as u32 != next.tgid {
         target::leave_own_links(next.tgid);
+    }
+    // The new program is mapped, and has not run yet. It reaches its entry point soon after this program returns, so
+    // whoever holds it there, and may list it anew, is told as early as possible.
+    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
+        count_process_event_lost();
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
     let ran_python = PYTHON.remove(next.tgid).is_ok();

@@ -1,4 +1,4 @@
-//! The control pages of hooked processes. All have the same content. Pure.
+//! The control pages of hooked processes. All have the same content, except for the seed. Pure.
 
 use std::mem::offset_of;
 
