@@ -91,6 +91,9 @@ fn measure_readers(context: &Context) -> anyhow::Result<()> {
         let test = format!("fuzzed::seeds_of_{target}_are_checked");
         let source: Vec<PathBuf> = reader.source.iter().map(|part| context.root.join(part)).collect();
         let lines = run_tests(context, &reader.package, &["--exact", &test], &source)?;
+        if lines.covered == 0 {
+            bail!("{test} of {} runs nothing of {source:?}", reader.package);
+        }
         println!("{}", lines.row(&target));
     }
     Ok(())
@@ -101,15 +104,24 @@ fn run_tests(context: &Context, package: &str, arguments: &[&str], source: &[Pat
     let report = context.host_target().join("coverage.json");
     let mut command = Command::new(installed(context, "cargo-llvm-cov", VERSION)?);
     command.current_dir(&context.root).args(["llvm-cov", "--profile", "bench", "--package", package]);
+    if context.options.locked {
+        command.arg("--locked");
+    }
     if package == END_TO_END_PACKAGE || !arguments.is_empty() {
         command.arg("--lib");
     }
+    if package == END_TO_END_PACKAGE {
+        // By default, no file below a directory `tests` is in the report, and this package is in one.
+        command.arg("--disable-default-ignore-filename-regex");
+    }
+    // A process that is killed while it writes its data damages only these.
+    command.args(["--failure-mode", "all"]);
     command.args(["--json", "--summary-only", "--output-path"]).arg(&report).arg("--").args(arguments);
     run_quietly(&mut command, context.options.verbose)?;
     let text = fs::read_to_string(&report).with_context(|| format!("cannot read {}", report.display()))?;
     let lines = lines_of(&text, source)?;
-    if lines.covered == 0 {
-        bail!("the tests of {package} run nothing of {source:?}");
+    if lines.all == 0 {
+        bail!("the tests of {package} measured nothing of {source:?}");
     }
     Ok(lines)
 }

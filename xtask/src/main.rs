@@ -113,7 +113,7 @@ enum Command {
     ///
     /// Fails if a test fails, or if less than 90 % of the lines of a pure crate run: one whose Cargo.toml has
     /// `[package.metadata.heapbpf] pure = true`. All unit and integration tests of a package run, except the end-to-end
-    /// tests. Lines of test modules count; those of files and directories of tests do not. A `const fn` that only the
+    /// tests. Lines of test modules count; those below directories named `tests` do not. A `const fn` that only the
     /// compiler evaluates counts as not covered. Installs cargo-llvm-cov into the cache, if it is not there; it builds in
     /// target/llvm-cov-target. For the lines of one crate: `cargo llvm-cov --package CRATE --open`.
     Coverage(coverage::Selection),

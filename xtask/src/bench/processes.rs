@@ -79,7 +79,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Starts heapbpf on the whole host. Returns the time until its probes were in place.
+    /// Starts heapbpf on the whole host. Returns the time until it recorded.
     fn record(&self, arguments: &[&str]) -> anyhow::Result<(Running, Duration)> {
         let begun = Instant::now();
         let mut command = Command::new(&self.heapbpf);

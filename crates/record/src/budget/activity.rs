@@ -180,6 +180,8 @@ pub struct Activity {
     places: usize,
     /// Processes that were taken in since the last check, which shows how they are counted.
     taken_in: HashSet<u32>,
+    /// Processes that have ended since the last check.
+    over: HashSet<u32>,
     /// A process that used less CPU time in the recording is not hooked, ns.
     least_ns: u64,
     looked_ns: u64,
@@ -201,6 +203,7 @@ impl Activity {
             processors: processors as f64,
             places: MOST_AT_ONCE,
             taken_in: HashSet::new(),
+            over: HashSet::new(),
             least_ns: if are_named { 1 } else { LEAST_CPU_NS },
             looked_ns: 0,
             pause_ns: SHORTEST_PAUSE_NS,
@@ -236,6 +239,7 @@ impl Activity {
         let passed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
         self.taken_in.clear();
+        self.over.clear();
         if !is_first {
             self.saved_ns = (self.saved_ns + passed_ns as f64 * self.processors * SHARE).min(MOST_SAVED_NS);
         }
@@ -343,7 +347,8 @@ impl Activity {
     pub fn has_place(&self, pid: u32, promised: usize) -> bool {
         let has_one = |it: &Known| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
         let known = self.processes.iter().filter(|(_, it)| has_one(it)).map(|(process, _)| process.tgid);
-        let taken: HashSet<u32> = known.chain(self.taken_in.iter().copied()).collect();
+        let living = known.filter(|tgid| !self.over.contains(tgid));
+        let taken: HashSet<u32> = living.chain(self.taken_in.iter().copied()).collect();
         taken.contains(&pid) || taken.len() + promised < self.places
     }
 
@@ -443,8 +448,11 @@ impl Activity {
         }
     }
 
-    /// Notes the CPU time, ns, that a process has used at its end.
+    /// Notes that a process has ended, after this much CPU time, ns. Its place is free at once: many may start and end
+    /// between two checks.
     pub fn ended(&mut self, process: ProcessKey, cpu_ns: u64) {
+        self.taken_in.remove(&process.tgid);
+        self.over.insert(process.tgid);
         if let Some(known) = self.processes.get_mut(&process) {
             known.cpu_ns = known.cpu_ns.max(cpu_ns);
         }
@@ -885,6 +893,24 @@ mod tests {
         assert!(activity.has_place(4, 1) && !activity.has_place(4, 2), "the second one is not counted");
         [1, 3].iter().for_each(|pid| activity.took_in(*pid));
         assert!(has_another(&activity), "the first one has one place");
+    }
+
+    #[test]
+    fn who_has_ended_leaves_its_place_before_the_next_check() {
+        let mut activity = Activity::new(2, 1, false).with_places(2);
+        look(&mut activity, &[], 100);
+        look(&mut activity, &[(1, 5)], 200);
+        activity.counted(process(1), None);
+        activity.took_in(2);
+        assert!(!has_another(&activity));
+        activity.ended(process(2), MS);
+        activity.took_in(3);
+        assert!(!has_another(&activity));
+        activity.ended(process(1), 6 * MS);
+        assert!(has_another(&activity));
+        // Another process has the same id.
+        activity.took_in(1);
+        assert!(!has_another(&activity));
     }
 
     /// The first two of these processes are hooked and fill all places. The third one waits.
