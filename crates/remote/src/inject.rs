@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
-use crate::error::Busy;
+use crate::error::{Busy, Refusal};
 use crate::failure::Failure;
+use crate::frame::{is_denied_memory, place_of_keys};
 use crate::outcome::{FileId, Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Step, Undo, Write, writes};
 use crate::probes::Spare;
@@ -70,6 +71,19 @@ fn ask(stop: &mut Stop, remote: &mut Remote, is_moment: IsMoment) -> Result<(), 
     Ok(())
 }
 
+/// Checks that all threads may use what was mapped: hooked functions would end a thread that may not. Threads can
+/// change that at any time, without a system call.
+fn check_keys(stop: &Stop) -> Result<(), Failure> {
+    let Some(place) = place_of_keys() else { return Ok(()) };
+    for (tid, _) in stop.registers() {
+        if sys::extended_state(tid).is_ok_and(|state| is_denied_memory(&state, place)) {
+            return Err(Failure::Refused(Refusal::ProtectionKeys(tid.unsigned_abs())));
+        }
+        stop.check_time(Busy::Slow)?;
+    }
+    Ok(())
+}
+
 impl Injection<'_> {
     /// Maps everything. Nothing leads to it yet.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
@@ -100,6 +114,7 @@ impl Injection<'_> {
     ) -> Result<Hooked, Failure> {
         stop.stop_all()?;
         self.check(stop, mapped)?;
+        check_keys(stop)?;
         let frames = self.displaced_frames(stop)?;
         let mut remote = Remote::begin(stop, self.target, |_, _| false)?;
         let moved = is_moment
