@@ -40,6 +40,21 @@ pub enum Refusal {
     /// A debugger, or a similar tool, traces it.
     #[error("it is traced by process {0} (a debugger or strace)")]
     Traced(u32),
+    /// Another heapbpf traces it, which takes milliseconds.
+    #[error("another heapbpf (process {0}) has stopped it for a moment")]
+    Heapbpf(u32),
+    /// Nobody may trace here. This cannot be changed until the host restarts.
+    #[error(
+        "this host lets nobody stop or read other processes, not even root (kernel.yama.ptrace_scope is 3); only a \
+         restart with another value changes that"
+    )]
+    TracingForbidden,
+    /// None of its threads runs until its control group is thawed.
+    #[error("its control group is frozen (docker pause, or cgroup.freeze); thaw it first")]
+    Frozen,
+    /// Mapped data has protection key 0, like all memory for which the process chose no key.
+    #[error("its thread {0} may not use memory without a protection key of its own (pkeys), so hooks would end it")]
+    ProtectionKeys(u32),
     /// Stopped by a signal, such as Ctrl-Z.
     #[error("it is stopped by a signal (SIGSTOP or Ctrl-Z); continue it first (kill -CONT)")]
     JobControl,

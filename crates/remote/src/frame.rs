@@ -37,6 +37,8 @@ const MINIMUM_STATE: usize = 576;
 const IN_USE: usize = 512;
 /// Tile configuration and data, which a process only has if it asked for them.
 const TILES: u64 = 3 << 17;
+/// The feature that says what each protection key forbids: from bit 0 on, all access and writing, for key 0 first.
+const KEYS: u32 = 9;
 
 /// A frame and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +57,7 @@ impl Frame {
     /// A frame below the stack of a thread, from which it goes on with `registers` and this signal mask. `state` is
     /// what ptrace returns of its vector registers. `None` if the numbers make no sense.
     pub(crate) fn new(registers: &Registers, mask: u64, state: &[u8], gadgets: &Gadgets) -> Option<Self> {
-        let state = signal_form(state, |feature| {
-            let leaf = __cpuid_count(0xd, feature);
-            (leaf.ebx as usize, leaf.eax as usize)
-        })?;
+        let state = signal_form(state, layout)?;
         let end = registers.rsp.checked_sub(RED_ZONE)?;
         let scratch = end.checked_sub(SCRATCH_BYTES)?;
         let state_at = scratch.checked_sub(state.len() as u64)? & !63;
@@ -122,6 +121,25 @@ fn words(registers: &Registers, mask: u64, state_at: u64, first: u64) -> [u64; 3
     words[29] = state_at;
     words[38] = mask;
     words
+}
+
+/// Offset and length of a feature in XSAVE's format; length 0 if the processor does not have it.
+fn layout(feature: u32) -> (usize, usize) {
+    let leaf = __cpuid_count(0xd, feature);
+    (leaf.ebx as usize, leaf.eax as usize)
+}
+
+/// Where ptrace's form of a thread's vector registers says what protection keys forbid; `None` if the processor has no
+/// keys.
+pub(crate) fn place_of_keys() -> Option<usize> {
+    let (offset, bytes) = layout(KEYS);
+    (bytes > 0).then_some(offset)
+}
+
+/// Whether a thread with these vector registers may not use memory with protection key 0, which all memory has unless a
+/// program chose another one.
+pub(crate) fn is_denied_memory(state: &[u8], place_of_keys: usize) -> bool {
+    state.get(place_of_keys).is_some_and(|keys| keys & 3 != 0)
 }
 
 /// The vector state as rt_sigreturn(2) wants it: ptrace's may be longer than what the process may have. `layout`
@@ -208,6 +226,19 @@ mod tests {
         assert_eq!((calling.orig_rax, calling.eflags), (u64::MAX, 0x246));
         let leaving = frame.leaving(&registers(), &GADGETS);
         assert_eq!((leaving.rip, leaving.rsp, leaving.orig_rax), (0x2222, frame.address + 8, u64::MAX));
+    }
+
+    #[test]
+    fn a_thread_that_may_not_use_memory_without_a_key_is_known() {
+        let is_denied = |keys: u32| {
+            let mut state = vec![0; 2688 + 8];
+            state[2688..2692].copy_from_slice(&keys.to_le_bytes());
+            is_denied_memory(&state, 2688)
+        };
+        // Linux starts programs with the first value.
+        assert!(!is_denied(0x5555_5554) && !is_denied(0) && !is_denied(0xffff_fffc));
+        assert!(is_denied(1) && is_denied(2) && is_denied(0x5555_5555));
+        assert!(!is_denied_memory(&[0xff; 100], 2688), "the kernel does not use them");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::code::{Gadgets, SYSTEM_CALL};
 use crate::error::{Busy, Refusal};
 use crate::failure::Failure;
-use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES};
+use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES, is_denied_memory, place_of_keys};
 use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
 use crate::memory::Memory;
 use crate::restartable::{self, Malformed};
@@ -197,6 +197,10 @@ impl Remote {
             }
         }
         let (Ok(mask), Ok(state)) = (sys::signal_mask(tid), sys::extended_state(tid)) else { return Ok(None) };
+        // The kernel would not read the frame for it.
+        if place_of_keys().is_some_and(|place| is_denied_memory(&state, place)) {
+            return Err(Failure::Refused(Refusal::ProtectionKeys(tid.unsigned_abs())));
+        }
         let frame = Frame::new(&restarted_by_hand(&registers), mask, &state, &gadgets);
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
         let mut below = vec![0; frame.bytes.len()];

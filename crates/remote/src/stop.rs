@@ -16,6 +16,7 @@ use crate::seccomp::{Answer, Call, Filters};
 use crate::sleeping_call::Sleeping;
 use crate::status::{Status, is_io_worker};
 use crate::sys::{self, Registers, Report};
+use crate::target::traced_by;
 
 /// When to start checking whether threads still exist.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -210,8 +211,10 @@ impl Stop {
             Err(error) => {
                 // A debugger may have come since the process was examined.
                 let tracer = self.status(tid).map_or(0, |status| status.tracer);
-                let is_traced = Failure::Refused(Refusal::Traced(tracer));
-                return Err(if tracer == 0 { Failure::Trace("tracing a thread", error) } else { is_traced });
+                return Err(match tracer {
+                    0 => Failure::Trace("tracing a thread", error),
+                    tracer => Failure::Refused(traced_by(tracer)),
+                });
             }
         }
         Ok(true)

@@ -243,8 +243,14 @@ fn start_of(pid: u32) -> io::Result<(u64, u64)> {
 fn gone(pid: u32, what: &'static str, source: io::Error) -> Refusal {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => Refusal::NoProcess(pid),
+        Some(libc::EACCES | libc::EPERM) if is_tracing_forbidden() => Refusal::TracingForbidden,
         _ => Refusal::Look { what: what.into(), source },
     }
+}
+
+/// Whether the host's settings (Yama's `ptrace_scope`) let nobody trace, whatever privileges they have.
+fn is_tracing_forbidden() -> bool {
+    fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() == "3")
 }
 
 fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
@@ -259,7 +265,7 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
         return Err(if status.is_of_kernel() { Refusal::KernelThread } else { Refusal::Ended });
     }
     if status.tracer != 0 {
-        return Err(Refusal::Traced(process_of(status.tracer)));
+        return Err(traced_by(status.tracer));
     }
     if status.state == 'T' {
         return Err(Refusal::JobControl);
@@ -267,9 +273,14 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The process that a thread belongs to.
-fn process_of(tid: u32) -> u32 {
-    status_of(tid, None).map_or(tid, |status| status.process)
+/// Why a process that this thread traces is left alone.
+pub(crate) fn traced_by(tid: u32) -> Refusal {
+    // The process that the thread belongs to.
+    let tracer = status_of(tid, None).map_or(tid, |status| status.process);
+    // The helper process that stops others runs the same program.
+    let program = fs::read_link(format!("/proc/{tracer}/exe")).unwrap_or_default();
+    let is_heapbpf = program.file_name().is_some_and(|name| name == "heapbpf" || name == "heapbpf (deleted)");
+    if is_heapbpf { Refusal::Heapbpf(tracer) } else { Refusal::Traced(tracer) }
 }
 
 fn check_program(pid: u32) -> Result<(), Refusal> {
@@ -287,7 +298,7 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
     for tid in list.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
         let Ok(status) = status_of(pid, Some(tid)) else { continue };
         if status.tracer != 0 {
-            return Err(Refusal::Traced(process_of(status.tracer)));
+            return Err(traced_by(status.tracer));
         }
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);

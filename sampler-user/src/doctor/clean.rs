@@ -8,7 +8,7 @@ use heapbpf_attach::inline::left::{Left, claim};
 use heapbpf_attach::inline::objects::lead_back;
 use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after};
 use heapbpf_attach::stop_limit;
-use heapbpf_remote::{NAME_PREFIX, left_open};
+use heapbpf_remote::{Error, NAME_PREFIX, Refusal, left_open};
 
 /// What was done, and whether anything remains.
 #[derive(Debug, Default)]
@@ -78,6 +78,7 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
         Ok(target) => target,
         // Memory that no jump leads to may stay.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
+        Err(refusal @ (Refusal::Frozen | Refusal::Heapbpf(_))) => return Err(refusal.to_string()),
         Err(refusal) => {
             cleaned.stays(format!("process {pid} has memory of inline hooks but cannot be stopped: {refusal}"));
             return Ok(());
@@ -103,7 +104,9 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
                         "process {pid} had {had_hooks} left by a heapbpf that has ended: removed (stopped it for {:.1} ms)",
                         out.time.as_secs_f64() * 1e3
                     )),
-                    Err(error @ heapbpf_remote::Error::Busy { .. }) => return Err(error.to_string()),
+                    Err(error @ (Error::Busy { .. } | Error::Refused(Refusal::Heapbpf(_)))) => {
+                        return Err(error.to_string());
+                    }
                     Err(error) => cleaned.stays(format!("process {pid} still has {had_hooks}: {error}")),
                 }
             }

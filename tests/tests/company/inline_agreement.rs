@@ -67,7 +67,7 @@ fn agree(case: &str, rounds: u32) {
         let mut pooled = [[Pooled::default(); FIGURES.len()]; 2];
         for (hook, pooled) in [Hook::Probe, Hook::Inline].into_iter().zip(&mut pooled) {
             for seed in 1..=rounds {
-                // Otherwise the same seed could mean the same draws in both.
+                // No seed is used twice.
                 let seed = format!("{}", 2 * seed + u32::from(hook == Hook::Inline));
                 let options = [["--seed", &seed]];
                 let (profile, stats, truth) = record(&program("mix"), &[operations], hook, interval, &options);

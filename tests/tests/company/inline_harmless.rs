@@ -1,12 +1,13 @@
 //! Inline hooks come and go, with other tools' probes before, during and after, and nothing is harmed. Each program
 //! detects damage itself.
 
+use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses, mapped};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 
 fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
@@ -79,6 +80,35 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
         checks::sites(&profile, &truth, 1, Compare::All);
         assert!(target.end().success(), "it came to harm");
     }
+}
+
+/// None of its threads would finish a system call that heapbpf has it make, or leave the signal frame of one.
+#[test]
+fn a_process_that_is_frozen_while_it_is_hooked_loses_its_hooks_once_it_is_thawed() {
+    let case = "a_process_that_is_frozen_while_it_is_hooked_loses_its_hooks_once_it_is_thawed";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let file = |name: &str| group.path().join(name);
+    if !file("cgroup.freeze").exists() {
+        return skipped(case, "this kernel freezes no control groups");
+    }
+    let mut target = Target::start(&program("mix"), ["2000"]);
+    group.take("", target.pid());
+    let mut recording = inline(target.pid(), 4096).flag("-v").start();
+    assert!(is_hooked(target.pid()), "{}", recording.said());
+    std::fs::write(file("cgroup.freeze"), "1").expect("our own group");
+    until("the process is frozen", || {
+        std::fs::read_to_string(file("cgroup.events")).is_ok_and(|events| events.contains("frozen 1"))
+    });
+    let before = recording.lines_by_now();
+    recording.signal(libc::SIGINT);
+    recording.await_line("its control group is frozen", before);
+    assert!(is_hooked(target.pid()), "it was not touched");
+    std::fs::write(file("cgroup.freeze"), "0").expect("our own group");
+    recording.finish();
+    assert!(!is_hooked(target.pid()), "the original pages are back");
+    target.run();
+    assert!(target.end().success(), "it came to harm");
 }
 
 /// Children that are forked after sampled calls have everything that those calls need. The kernel optimizes some probes

@@ -14,6 +14,9 @@ use super::credit::FIRST_SITES;
 /// times as long as a call.
 const LEAST_PAUSED_INTERVAL: u64 = 1 << 16;
 
+/// Ordinal of the first allocator among all that draw with one seed. Threads whose calls probes count have lower ones.
+const FIRST_ALLOCATOR: u64 = 1 << 32;
+
 /// What hooked processes are told about sampling.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ControlPage {
@@ -57,11 +60,11 @@ impl ControlPage {
     }
 
     /// The page for the allocator in a process that has this number. Each draws numbers of its own, even if the seed is
-    /// given.
+    /// given, and none that probes draw.
     pub(super) fn of_number(&self, number: u64) -> Control {
-        let seed = match (self.page.seed, number) {
-            (seed, 0) | (seed @ 0, _) => seed,
-            (seed, number) => rng::seed(seed, number),
+        let seed = match self.page.seed {
+            0 => 0,
+            seed => rng::seed(seed, FIRST_ALLOCATOR.wrapping_add(number)),
         };
         Control { seed, ..self.page }
     }
@@ -153,10 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn processes_draw_different_numbers_and_a_single_one_those_of_the_seed() {
+    fn processes_draw_different_numbers_and_none_of_the_threads_that_probes_count() {
         let given = ControlPage::new(draw(7), 42, None);
         let seeds: HashSet<u64> = (0..1000).map(|number| given.of_number(number).seed).collect();
-        assert!(given.of_number(0).seed == 42 && seeds.len() == 1000 && !seeds.contains(&0));
+        assert!(seeds.len() == 1000 && !seeds.contains(&0) && !seeds.contains(&42));
+        let first = |seed: u64| (0..100).map(move |thread| rng::seed(seed, thread));
+        let probed: HashSet<u64> = first(42).collect();
+        assert!(seeds.iter().all(|seed| first(*seed).all(|state| !probed.contains(&state))));
         assert_eq!(ControlPage::new(draw(7), 0, None).of_number(5).seed, 0, "the machine draws it");
     }
 

@@ -17,7 +17,7 @@ use super::breaker::Ours;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{leads_to_ours, take_out, take_out_at, take_out_now};
+use super::removal::{leads_to_ours, take_out_at, take_out_now, take_out_since};
 use super::sampling::SetBound;
 use crate::closing::Closing;
 use crate::files::FileKey;
@@ -670,7 +670,8 @@ impl Counted {
                     still.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
                 }
             });
-            on_all_processors(still.into_inner().unwrap_or_else(PoisonError::into_inner), take_out);
+            let (still, since) = (still.into_inner().unwrap_or_else(PoisonError::into_inner), Instant::now());
+            on_all_processors(still, |pid| take_out_since(pid, since));
             entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
         let unused = self.linked.extract_if(|hooked, _| !busy.contains(&hooked.tgid));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use heapbpf_host::{cgroup, translation};
 use heapbpf_inline::abi::ENTRY_BYTES;
+use heapbpf_remote::Refusal;
 use procfs::process::{LimitValue, Process};
 use procfs::{Current as _, Meminfo};
 
@@ -62,12 +63,10 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     if let Some(translator) = translation::translator_of(pid) {
         return Err(Refused::Translated(translator));
     }
-    let groups = text("cgroup");
-    // It can be stopped, but would finish no call, nor leave the frame of one: what lies below a stack would not be put
-    // back in time.
-    if group_of(&groups).is_some_and(|folder| is_frozen(&folder)) {
-        return Err(Refused::Frozen);
+    if is_frozen(pid) {
+        return Err(Refusal::Frozen.into());
     }
+    let groups = text("cgroup");
     let limits = process.limits().ok();
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
@@ -122,13 +121,16 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The directory of the version 2 control group in a `/proc/PID/cgroup`.
-fn group_of(text: &str) -> Option<PathBuf> {
-    Some(cgroup::mount_point()?.join(cgroup::parse(text)?.trim_start_matches('/')))
+/// Whether the control group of a process is frozen. Such a process can be stopped, but would finish no call, nor leave
+/// the frame of one: what lies below a stack would not be put back in time. (In version 1, it cannot even be stopped.)
+pub(super) fn is_frozen(pid: u32) -> bool {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let folder = cgroup::mount_point().zip(cgroup::parse(&groups));
+    folder.is_some_and(|(mount, path)| is_group_frozen(&mount.join(path.trim_start_matches('/'))))
 }
 
-/// Whether this control group, or one above it, is frozen. (In version 1, nothing can stop a frozen process.)
-fn is_frozen(folder: &Path) -> bool {
+/// Whether this control group, or one above it, is frozen.
+fn is_group_frozen(folder: &Path) -> bool {
     let events = fs::read_to_string(folder.join("cgroup.events"));
     events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
 }
@@ -188,10 +190,10 @@ mod tests {
     #[test]
     fn a_group_says_whether_it_is_frozen() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert!(!is_frozen(folder.path()), "older kernels do not say");
+        assert!(!is_group_frozen(folder.path()), "older kernels do not say");
         for (events, is_so) in [("populated 1\nfrozen 0\n", false), ("populated 1\nfrozen 1\n", true)] {
             fs::write(folder.path().join("cgroup.events"), events).expect("writes");
-            assert_eq!(is_frozen(folder.path()), is_so, "{events}");
+            assert_eq!(is_group_frozen(folder.path()), is_so, "{events}");
         }
     }
 

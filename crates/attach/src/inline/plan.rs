@@ -61,6 +61,7 @@ pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
 /// Finds the allocator's code.
 pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let texts = texts(target, file)?;
+    check_access(&texts)?;
     let mapping = joined(&texts).ok_or(Refused::Mappings)?;
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
     let mut code = elf.segments.iter().filter(|segment| segment.is_executable());
@@ -70,6 +71,18 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let end = segment.address.saturating_add(segment.file_bytes).wrapping_add(bias);
     let starts = texts.iter().map(|text| text.range.start).collect();
     Ok(Place { mapping, starts, bias, end })
+}
+
+/// Checks that replaced pages would be as these are: private, readable and not writable.
+fn check_access(texts: &[&Mapping]) -> Result<(), Refused> {
+    if texts.iter().any(|text| text.is_shared) {
+        return Err(Refused::Text("is mapped shared (MAP_SHARED), and replaced pages would be private"));
+    }
+    // On processors with protection keys, the kernel gives such code a key.
+    if texts.iter().any(|text| !text.is_readable) {
+        return Err(Refused::Text("may be executed but not read (PROT_EXEC alone), and replaced pages could be read"));
+    }
+    if texts.iter().any(|text| text.is_writable) { Err(Refused::Writable) } else { Ok(()) }
 }
 
 /// Joins adjacent mappings: each must begin, in memory and in the file, where the previous one ends. `None` if they do

@@ -26,6 +26,20 @@ fn text_in_pieces_is_one_if_they_follow_each_other() {
 }
 
 #[test]
+fn code_that_is_shared_or_writable_or_cannot_be_read_is_refused() {
+    let refused = |access: &[&str]| {
+        let lines = access.iter().map(|access| format!("1000-5000 {access} 00000000 fe:00 5 /a\n"));
+        let maps = Maps::parse(&lines.collect::<String>(), 0);
+        check_access(&maps.as_slice().iter().collect::<Vec<_>>()).err().map(|refused| refused.to_string())
+    };
+    assert_eq!(refused(&["r-xp", "r-xp"]), None);
+    for (access, words) in [("r-xs", "MAP_SHARED"), ("--xp", "not read"), ("rwxp", "writable")] {
+        let why = refused(&["r-xp", access]);
+        assert!(why.as_ref().is_some_and(|why| why.contains(words)), "{access}: {why:?}");
+    }
+}
+
+#[test]
 fn runs_end_where_mappings_do() {
     let bytes = |numbers: std::ops::Range<u8>| numbers.collect::<Vec<u8>>();
     assert_eq!(split(100, bytes(0..8), &[0, 100, 108, 200]), [(100, bytes(0..8))]);

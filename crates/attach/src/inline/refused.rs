@@ -7,7 +7,7 @@ use std::time::Duration;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_kernel::KernelError;
 use heapbpf_probes::AttachError;
-use heapbpf_remote::{Busy, Error as Remote, Refusal};
+use heapbpf_remote::{Busy, Error as Remote, PlanError, Refusal};
 
 use super::attempts::SPARED_FOR;
 
@@ -31,7 +31,7 @@ pub enum Refused {
     Hook(#[from] heapbpf_remote::Error),
     /// The plan does not fit the process.
     #[error(transparent)]
-    Place(#[from] heapbpf_remote::PlanError),
+    Place(#[from] PlanError),
     /// The allocator's functions cannot be patched.
     #[error("{0}")]
     Plan(String),
@@ -42,6 +42,12 @@ pub enum Refused {
     /// Several executable mappings that are not adjacent.
     #[error("the allocator's code is not mapped in one piece")]
     Mappings,
+    /// Pages of such code are not replaced, and it stays as it is.
+    #[error("the allocator's code {0}")]
+    Text(&'static str),
+    /// The same, but its loader, or a tool that patches it, may be about to change that.
+    #[error("the allocator's code is writable, so it may change while it is hooked")]
+    Writable,
     /// There is no space.
     #[error("there is no free address range within 2 GiB of the allocator's code")]
     NoRoom,
@@ -91,9 +97,6 @@ pub enum Refused {
         /// How much is allowed.
         allowed: u64,
     },
-    /// None of its threads runs until it is thawed.
-    #[error("its control group is frozen (docker pause, or cgroup.freeze); thaw it first")]
-    Frozen,
     /// Our mappings would be locked in memory, and its own replaced code would be unlocked.
     #[error("it locks its memory (mlock), and replaced code would not be locked")]
     LocksMemory,
@@ -173,7 +176,7 @@ impl Refused {
     /// were in pieces, but not for long. A thread that writes to a full pipe may do so as long as it runs.
     pub fn may_pass_in(&self, pause: Duration) -> bool {
         match self {
-            Self::Mappings => pause <= MAPPED_WITHIN,
+            Self::Mappings | Self::Writable => pause <= MAPPED_WITHIN,
             Self::Read { source, .. } if has_changed(source) => pause <= MAPPED_WITHIN,
             Self::Hook(Remote::Busy { why: Busy::InCall, .. }) => pause <= SPARED_FOR,
             _ => self.may_pass(),
@@ -184,9 +187,9 @@ impl Refused {
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
-            Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
-                | Self::Target(Refusal::SharedMemory(_))
-                | Self::Place(_)
+            Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_) | Refusal::Heapbpf(_)))
+                | Self::Target(Refusal::SharedMemory(_) | Refusal::Heapbpf(_))
+                | Self::Place(PlanError::Occupied(_) | PlanError::NotText(_))
                 | Self::Unmapped
                 | Self::Claimed
                 | Self::Stays
@@ -197,6 +200,17 @@ impl Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_passes_within_moments_is_tried_again_and_what_stays_is_not() {
+        let twice = |refusal: fn() -> Refusal| [Refused::Target(refusal()), Refused::Hook(Remote::Refused(refusal()))];
+        let passing = twice(|| Refusal::Heapbpf(7)).into_iter().chain([Refused::Place(PlanError::Occupied(1..2))]);
+        passing.for_each(|refused| assert!(refused.may_pass_in(Duration::from_secs(4)), "{refused}"));
+        let staying = [Refused::Text("is mapped shared"), Refused::Place(PlanError::Shape("all that is replaced"))];
+        let staying = twice(|| Refusal::Traced(7)).into_iter().chain(twice(|| Refusal::Frozen)).chain(staying);
+        staying.for_each(|refused| assert!(!refused.may_pass_in(Duration::from_millis(10)), "{refused}"));
+        assert!(Refused::Writable.may_pass_in(MAPPED_WITHIN) && !Refused::Writable.may_pass_in(2 * MAPPED_WITHIN));
+    }
 
     #[test]
     fn what_could_not_be_read_is_said_in_plain_words_and_tried_again_if_it_changed() {

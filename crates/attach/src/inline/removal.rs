@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
 use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
-use super::objects;
 use super::refused::Refused;
+use super::{limits, objects};
 use crate::stop_limit;
 
 /// Memory that is freed once no jump leads to the code: all counts.
@@ -26,6 +27,9 @@ const SEALED: &str = "keeps copies of its allocator's pages (without hooks) unti
 /// The same if something else has changed its code.
 const PATCHED: &str = "keeps its inline hooks, which no longer sample anything";
 
+/// How long to wait for frozen processes.
+const THAWED_WITHIN: Duration = Duration::from_secs(13);
+
 /// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -38,16 +42,21 @@ enum Next {
 /// Removes from a process what is ours and unused, if it is still running. Waits for a moment when that is possible,
 /// and up to two seconds for one when no call of the process ends early.
 pub(super) fn take_out(pid: u32) {
-    try_to_take_out(pid);
+    take_out_since(pid, Instant::now());
+}
+
+/// The same for one of many processes. All that are frozen are waited for together, from `since` on.
+pub(super) fn take_out_since(pid: u32, since: Instant) {
+    try_to_take_out(pid, since);
 }
 
 /// The same, but only if it is possible now. Returns whether it was.
 pub(super) fn take_out_now(pid: u32) -> bool {
-    Target::look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
+    look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
 }
 
-/// Does the work of [`take_out`]. Returns whether another attempt may succeed.
-fn try_to_take_out(pid: u32) -> Next {
+/// Does the work of [`take_out_since`]. Returns whether another attempt may succeed.
+fn try_to_take_out(pid: u32, since: Instant) -> Next {
     let mut attempts = Attempts::default();
     let fails = |attempts: &mut Attempts, why: &dyn std::fmt::Display, what, may_pass| {
         let pause = attempts.failed().filter(|_| may_pass);
@@ -67,7 +76,11 @@ fn try_to_take_out(pid: u32) -> Next {
             Err(_) if !leads_to_ours(pid) => return Next::May,
             Err(why) => {
                 // A child of vfork gets its own memory soon. A debugger may stay for hours.
-                let may_pass = matches!(why, Refusal::SharedMemory(_));
+                let may_pass = match why {
+                    Refusal::SharedMemory(_) | Refusal::Heapbpf(_) => true,
+                    Refusal::Frozen => since.elapsed() < THAWED_WITHIN,
+                    _ => false,
+                };
                 if !fails(&mut attempts, &why, COUNT_ON, may_pass) {
                     return Next::May;
                 }
@@ -99,7 +112,15 @@ fn try_to_take_out(pid: u32) -> Next {
 /// # Errors
 /// The process cannot be examined, or must not be stopped.
 pub fn look_after(attempts: Attempts, pid: u32) -> Result<Target, Refusal> {
-    Target::look(pid).map(|target| if attempts.spares_calls() { target } else { target.at_any_moment() })
+    look(pid).map(|target| if attempts.spares_calls() { target } else { target.at_any_moment() })
+}
+
+/// Examines a process from which something is to be removed. A frozen one is not touched: the jumps could be removed,
+/// but no thread would finish the calls that follow, and each attempt would leave a frame below a stack.
+fn look(pid: u32) -> Result<Target, Refusal> {
+    let target = Target::look(pid)?;
+    let is_to_be_touched = target.found().iter().any(|found| !found.is_inert());
+    if is_to_be_touched && limits::is_frozen(pid) { Err(Refusal::Frozen) } else { Ok(target) }
 }
 
 /// Whether the code of a process contains jumps of inline hooks: pages of ours are mapped outside the range in their
@@ -138,7 +159,12 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
     if !is_any {
         return Ok(target);
     }
-    let next = try_to_take_out(pid);
+    if limits::is_frozen(pid) {
+        // Probes see nothing of a process with hooks.
+        let has_hooks = target.found().iter().any(|found| !is_ours(found) && found.is_hooked());
+        return Err(if has_hooks { Refused::Stays } else { Refusal::Frozen.into() });
+    }
+    let next = try_to_take_out(pid, Instant::now());
     let target = Target::look(pid)?;
     if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
         return Err(if next == Next::Never { Refused::Sealed } else { Refused::Stays });
@@ -151,7 +177,7 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
 /// now. Returns whether none of them is left.
 pub(super) fn take_out_at(pid: u32, bases: &[u64]) -> bool {
     let tell = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
-    match Target::look(pid) {
+    match look(pid) {
         Ok(target) => take_out_found(&target, bases).inspect_err(|error| tell(error)).is_ok(),
         Err(why) => {
             tell(&why);

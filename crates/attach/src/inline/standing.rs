@@ -20,6 +20,8 @@ pub struct Standing {
     inherits: bool,
     /// Since when a process's Python objects are counted inside it (CLOCK_MONOTONIC), or why they are not.
     objects: HashMap<u32, Result<u64, String>>,
+    /// When processes of which something is known ended (CLOCK_MONOTONIC).
+    ended_ns: HashMap<u32, u64>,
 }
 
 impl Standing {
@@ -92,10 +94,27 @@ impl Standing {
         self.of_process.remove(&pid);
     }
 
+    /// Notes that a process has ended at this time (CLOCK_MONOTONIC). What is known of it describes it until it is
+    /// forgotten, or its id is given to another one.
+    pub fn ended(&mut self, pid: u32, at_ns: u64) {
+        if self.of_process.contains_key(&pid) || self.objects.contains_key(&pid) || self.announcing.contains(&pid) {
+            self.ended_ns.insert(pid, at_ns);
+        }
+    }
+
+    /// Forgets the process that had this id before this one began (CLOCK_MONOTONIC). The same beginning may be reported
+    /// again, even after its end.
+    pub fn began(&mut self, pid: u32, at_ns: u64) {
+        if self.ended_ns.get(&pid).is_some_and(|ended_ns| *ended_ns <= at_ns) {
+            self.forget_ended(pid);
+        }
+    }
+
     /// Forgets a process that has ended: its id may be given to another one.
     pub fn forget_ended(&mut self, pid: u32) {
         self.forget(pid);
         self.announcing.remove(&pid);
+        self.ended_ns.remove(&pid);
     }
 
     /// How a process that has something to hook is hooked.
@@ -154,5 +173,22 @@ mod tests {
         assert!(!standing.announces(1) && standing.objects(1).is_none());
         standing.note(1, Err("it is traced".into()));
         assert_eq!((standing.hook(1), standing.why_not(1)), (Hook::Probe, Some("it is traced")));
+    }
+
+    #[test]
+    fn an_id_that_is_given_again_at_once_is_another_process() {
+        let mut standing = Standing::default();
+        standing.began(1, 10);
+        standing.note(1, Ok(()));
+        standing.note_objects(1, Ok(7));
+        standing.ended(1, 20);
+        standing.began(1, 10);
+        assert_eq!(standing.hook(1), Hook::Inline, "its fork was heard late");
+        standing.began(1, 30);
+        standing.note(1, Err("it is traced".into()));
+        standing.began(1, 30);
+        assert_eq!((standing.why_not(1), standing.objects(1)), (Some("it is traced"), None));
+        standing.ended(2, 40);
+        assert!(standing.ended_ns.is_empty(), "nothing is known of it");
     }
 }

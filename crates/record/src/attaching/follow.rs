@@ -89,7 +89,15 @@ impl Attaching {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
                 self.detours.forget(ended.pid);
                 self.objects.forget(ended.pid);
-                self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
+                let until_ns = until_ns.unwrap_or_else(monotonic_ns);
+                self.heard_ends.push((ended.pid, until_ns));
+                if matches!(change, HostChange::Ended(_)) {
+                    self.standing.ended(ended.pid, until_ns);
+                }
+            }
+            if let HostChange::Started(began) = change {
+                let since_ns = host.processes().get(began).map_or(0, |began| began.since_ns);
+                self.standing.began(began.pid, since_ns);
             }
             if let HostChange::Replaced(_, next) = change {
                 self.note_exec(next.pid);
@@ -326,6 +334,7 @@ impl Attaching {
     /// report of the same fork is ignored.
     pub fn forked(&mut self, parent: u32, child: Child, time_ns: u64, host: &Host) {
         let Child { pid: child, is_inline } = child;
+        self.standing.began(child, time_ns);
         self.inherit_announcing(parent, child, time_ns);
         self.detours.inherit(parent, child);
         self.standing.inherit_objects(parent, child);
