@@ -33,6 +33,21 @@ use super::page::{self, Seen};
 use super::places::{Places, Slot};
 use super::push::PushStatuses;
 use super::source::{Held, Shared, Source, SourceError, Wanted};
+
+/// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are asked to come back later.
+const MOST_SCRAPES: usize = 256;
+/// Maximum number of differences in progress, shared in the same way. A difference that is waiting for its time to pass
+/// does not count as a scrape.
+const MOST_DIFFERENCES: usize = 128;
+/// The time between two samples of the history, and between two of its profiles, is at least this many times the CPU
+/// time of one.
+const SHARE: u32 = 1000;
+/// Maximum time between samples.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Minimum and maximum time between profiles that are kept when no page asks for any.
+const PROFILES: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
+/// Maximum time to wait for a profile that no page asks for. Names may take minutes, and clients wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
