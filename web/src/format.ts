@@ -13,6 +13,11 @@ export function bytes(n: number): string {
   return `${sign}${unit === 0 ? size.toFixed(0) : size.toPrecision(3)} ${UNITS[unit]}`;
 }
 
+/** A change in bytes. */
+export function signed(n: number): string {
+  return `${n > 0 ? "+" : ""}${bytes(n)}`;
+}
+
 /** A whole number with separators. */
 export function count(n: number): string {
   return Math.round(n).toLocaleString("en");

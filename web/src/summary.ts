@@ -1,9 +1,9 @@
 // What must be in plain sight: how much, how sure, what was lost, what it costs, and how it was counted.
 
 import { button, drawing, element } from "./dom.ts";
-import { bytes, count, figure, interval, literal, percent, seconds, shown } from "./format.ts";
+import { bytes, count, figure, interval, literal, percent, seconds, shown, signed } from "./format.ts";
 import type { History } from "./history.ts";
-import type { Figure, PageData, Process, Serving } from "./model.ts";
+import type { Figure, PageData, Process, Resident, Serving } from "./model.ts";
 import { Table, type TableColumn } from "./table.ts";
 
 function card(title: string, value: string, about: string): HTMLElement {
@@ -63,7 +63,7 @@ export function summary(data: PageData, serving: Serving | null, onFunction: (na
   return cards.filter(it => it !== null);
 }
 
-interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; resident: number | null; spark: (number | null)[] }
+interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; resident: number | null; growth: number | null; spark: (number | null)[] }
 
 /** Processes by program. */
 export class Programs {
@@ -85,7 +85,7 @@ export class Programs {
       const since = data.duration_seconds > 0 && allocated !== null && allocated !== undefined ? allocated / data.duration_seconds : null;
       return {
         name: group.name, processes: group.processes, inuse: group.totals[inuse], alloc: group.totals[alloc],
-        resident: group.resident?.bytes ?? null, rate: history ? history.rate(group.name) : since, spark: history?.trend(group.name) ?? [],
+        resident: group.resident?.bytes ?? null, growth: group.resident?.growth_per_minute ?? null, rate: history ? history.rate(group.name) : since, spark: history?.trend(group.name) ?? [],
       };
     });
     const number = (key: string, title: string, value: (row: ProgramRow) => number | null | undefined, text: (n: number) => string): TableColumn<ProgramRow> => ({
@@ -98,6 +98,7 @@ export class Programs {
       number("inuse", "In use", row => row.inuse?.estimate, bytes),
       { key: "band", title: "95 % interval", number: true, value: row => row.inuse?.low ?? -1, cell: row => interval(row.inuse?.low ?? null, row.inuse?.high ?? null, "bytes") },
       number("resident", "RSS", row => row.resident, bytes),
+      number("growth", "RSS per minute", row => row.growth, signed),
       number("rate", "Allocated per second", row => row.rate, bytes),
     ];
     if (history) columns.push({ key: "trend", title: "In use over time", number: false, value: row => row.spark.length, cell: row => sparkline(row.spark) });
@@ -133,10 +134,16 @@ function nameOf(process: Process): string {
   return `${process.comm || "unnamed"}${process.pid ? ` (${process.pid})` : ""}${process.ended ? ", ended" : ""}`;
 }
 
+function grown(resident: Resident | null): string {
+  const growth = resident?.growth_per_minute;
+  if (!resident) return "";
+  return growth === null || growth === undefined ? "not known" : signed(growth);
+}
+
 /** Each process and how it is counted. */
 export function hooks(data: PageData): HTMLElement {
   const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
-  const head = ["Process", "Counted", "In use", "RSS", "Counted for", "Not counted", "Allocators"];
+  const head = ["Process", "Counted", "In use", "RSS", "RSS per minute", "Counted for", "Not counted", "Allocators"];
   table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
   const body = element("tbody");
@@ -144,7 +151,7 @@ export function hooks(data: PageData): HTMLElement {
   for (const process of order.slice(0, 200)) {
     const way = `${process.hook ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
-    const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", percent(process.coverage),
+    const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", grown(process.resident), percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
     body.append(element("tr", {}, ...cells.map(text => element("td", { class: "text" }, text))));
   }

@@ -132,7 +132,12 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         hook: first.hook,
         exact_alloc_bytes: Some(0),
         exact_alloc_objects: Some(0),
-        resident: Some(Resident { at_attach_bytes: Some(0), glibc: Some(Glibc::nothing()), ..Resident::default() }),
+        resident: Some(Resident {
+            at_attach_bytes: Some(0),
+            growth_per_minute: Some(0),
+            glibc: Some(Glibc::nothing()),
+            ..Resident::default()
+        }),
         ..Process::default()
     }
 }

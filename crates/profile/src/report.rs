@@ -108,7 +108,7 @@ pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
     let lost = remarks::of_losses(&context).map(|remark| {
         let mark = context.paint(Style::Warning, "!");
-        format!("  {mark} {}", clip(&remark, context.width - 4))
+        format!("  {mark} {}", clip(&remark.text, context.width - 4))
     });
     let lines = context.title().into_iter().take(1).chain(context.totals().into_iter().take(2)).chain(lost);
     with_files(&context, lines.collect())

@@ -85,6 +85,11 @@ pub fn bytes(value: f64) -> String {
     format!("{} {}", unit.figure(value), unit.name())
 }
 
+/// Formats a change in bytes: `+1.50 KiB`, `-12.3 MiB`, `0 B`.
+pub fn signed(change: f64) -> String {
+    if change > 0.0 { format!("+{}", bytes(change)) } else { bytes(change) }
+}
+
 /// The unit of a number of bytes, a power of 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteUnit(usize);
@@ -220,6 +225,19 @@ pub fn time_of_day(time: SystemTime) -> String {
     let text = rfc3339(time);
     let (_, of_day) = text.split_once('T').unwrap_or(("", &text));
     format!("{} UTC", &of_day[..of_day.len().min("00:00:00.0".len())])
+}
+
+/// A remark with the share of samples or calls that it is about: `7 samples were lost (2.10 %): the ring was full`.
+pub fn with_share(what: &str, share: f64, why: &str) -> String {
+    format!("{what} ({:.2} %): {why}", 100.0 * share)
+}
+
+/// The share in such a remark, 0 to 1; `None` for any other text.
+pub fn share_in(remark: &str) -> Option<f64> {
+    let (before, _) = remark.split_once(" %): ")?;
+    let (_, percent) = before.rsplit_once('(')?;
+    let percent: f64 = percent.parse().ok()?;
+    (0.0..=100.0).contains(&percent).then_some(percent / 100.0)
 }
 
 /// Formats bytes as hexadecimal digits.
@@ -395,6 +413,22 @@ mod tests {
             [(350, "350 ms"), (30_000, "30 s"), (30_500, "30.5 s"), (303_000, "5 min 03 s"), (7_500_000, "2 h 05 min")]
         {
             assert_eq!(duration(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn changes_have_their_sign() {
+        let texts = [1536.0, 0.0, -12.3 * 1_048_576.0].map(signed);
+        assert_eq!(texts, ["+1.50 KiB", "0 B", "-12.3 MiB"]);
+    }
+
+    #[test]
+    fn remarks_keep_their_share() {
+        let remark = with_share("7 samples (of 9) were lost", 0.125, "the ring was full (100 %): why");
+        assert_eq!(remark, "7 samples (of 9) were lost (12.50 %): the ring was full (100 %): why");
+        assert_eq!(share_in(&remark), Some(0.125));
+        for other in ["", "60 % of the samples", "x (NaN %): y", "x (101 %): y", "x (-1 %): y", "x 5 %): y", "(é %): y"] {
+            assert_eq!(share_in(other), None, "{other}");
         }
     }
 

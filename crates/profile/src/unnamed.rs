@@ -4,8 +4,8 @@ use crate::intern::Interned;
 use crate::model::{Module, Profile};
 
 /// Modules that have a reason for missing function names and contain frames without names, sorted by what was allocated
-/// through such frames.
-pub fn modules(profile: &Profile) -> Vec<&Module> {
+/// through such frames, in bytes.
+pub fn modules(profile: &Profile) -> Vec<(&Module, f64)> {
     let has_reason = |index: usize| profile.modules.get(index).is_some_and(|module| module.reason.is_some());
     if !(0..profile.modules.len()).any(has_reason) {
         return Vec::new();
@@ -32,7 +32,7 @@ pub fn modules(profile: &Profile) -> Vec<&Module> {
     let mut found: Vec<(usize, f64)> =
         bytes.iter().enumerate().filter_map(|(at, bytes)| Some((at, (*bytes)?))).collect();
     found.sort_by(|one, other| other.1.total_cmp(&one.1));
-    found.into_iter().map(|(index, _)| &profile.modules[index]).collect()
+    found.into_iter().map(|(index, bytes)| (&profile.modules[index], bytes)).collect()
 }
 
 #[cfg(test)]
@@ -49,7 +49,7 @@ mod tests {
             module.reason = Some(format!("{} is stripped", module.path).into());
         }
         let paths =
-            |profile: &Profile| modules(profile).iter().map(|module| module.path.to_string()).collect::<Vec<_>>();
+            |profile: &Profile| modules(profile).iter().map(|(module, _)| module.path.to_string()).collect::<Vec<_>>();
         assert_eq!(paths(&profile), ["/srv/lib/libjson.so"], "all functions of the other one have names");
         let text = report(&profile, &ReportOptions::default());
         assert_eq!(text.matches("/srv/lib/libjson.so is stripped").count(), 1, "{text}");

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use heapbpf_profile::model::Resident;
+
 use crate::row::Entry;
 use crate::sums::Tally;
 use crate::tree;
@@ -77,7 +79,7 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
         Sort::Lifetime => medians(world, view, entries),
         _ => Vec::new(),
     };
-    let resident = |index: usize| world.resident(&entries[index].id).unwrap_or(0) as f64;
+    let resident = |index: usize| world.resident(&entries[index].id).map_or(0, Resident::total_bytes) as f64;
     let figure = |index: usize| {
         let tally = &entries[index].tally;
         match view.sort {

@@ -11,6 +11,8 @@ pub(crate) enum Cell {
     Bounds,
     /// Resident memory; only programs have it.
     Resident,
+    /// Growth of the resident memory per minute.
+    ResidentGrowth,
     /// Growth per minute, or since the mark.
     Growth,
     /// Bytes allocated per second.
@@ -34,7 +36,7 @@ impl Cell {
         match self {
             Self::Size => 10,
             Self::Bounds => 14,
-            Self::Growth => 11,
+            Self::Growth | Self::ResidentGrowth => 11,
             Self::Rate | Self::Resident => 9,
             Self::Count => 8,
             Self::Lifetime => 9,
@@ -53,19 +55,19 @@ impl Cell {
             Self::Lifetime => Some(Sort::Lifetime),
             Self::Name => Some(Sort::Name),
             Self::Resident => Some(Sort::Resident),
-            Self::Bounds | Self::Trend => None,
+            Self::Bounds | Self::Trend | Self::ResidentGrowth => None,
         }
     }
 }
 
 /// The columns of a table that is `width` wide, each with its own width. The least informative columns are dropped
-/// first. `has_memory` adds the column of resident memory.
+/// first. `has_memory` adds the columns of resident memory.
 pub(crate) fn columns(width: usize, has_memory: bool) -> Vec<(Cell, usize)> {
-    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Resident, Size, Trend};
-    let mut cells = vec![Resident, Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
-    cells.retain(|cell| has_memory || *cell != Resident);
+    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Resident, ResidentGrowth, Size, Trend};
+    let mut cells = vec![Resident, ResidentGrowth, Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
+    cells.retain(|cell| has_memory || !matches!(cell, Resident | ResidentGrowth));
     let needed = |cells: &[Cell]| cells.iter().map(|cell| cell.columns() + 1).sum::<usize>() - 1;
-    for dispensable in [Trend, Lifetime, Count, Rate, Bounds, Growth, Resident] {
+    for dispensable in [Trend, Lifetime, Count, ResidentGrowth, Rate, Bounds, Growth, Resident] {
         if needed(&cells) > width {
             cells.retain(|cell| *cell != dispensable);
         }
@@ -89,6 +91,7 @@ mod tests {
         let has = |width, cell| columns(width, false).iter().any(|(it, _)| *it == cell);
         assert!(has(80, Cell::Bounds) && has(80, Cell::Count) && !has(80, Cell::Trend));
         assert!(columns(80, true).iter().take(3).map(|it| it.0).eq([Cell::Resident, Cell::Size, Cell::Bounds]));
+        assert!(columns(100, true).iter().any(|it| it.0 == Cell::ResidentGrowth) && !has(100, Cell::ResidentGrowth));
         assert!(has(112, Cell::Trend) && has(112, Cell::Lifetime));
     }
 }

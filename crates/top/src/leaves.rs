@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
-use heapbpf_profile::model::ByAddress;
+use heapbpf_profile::model::{ByAddress, Resident};
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Stack};
@@ -134,14 +134,17 @@ impl Leaves {
         (0..counted + profile.idle.len()).map(program).collect()
     }
 
-    /// Resident memory of each program in bytes, for the last profile that was taken; 0 where it was not measured.
-    pub(crate) fn resident_of_programs(&self, profile: &Profile) -> Vec<u64> {
-        let mut bytes = vec![0_u64; self.programs.len()];
+    /// Resident memory of each program, for the last profile that was taken; `None` where it was not measured.
+    pub(crate) fn resident_of_programs(&self, profile: &Profile) -> Vec<Option<Resident>> {
+        let mut all: Vec<Option<Resident>> = vec![None; self.programs.len()];
         for (process, program) in profile.processes.iter().chain(&profile.idle).zip(&self.last_programs) {
-            let of = &mut bytes[*program as usize];
-            *of = of.saturating_add(process.resident.map_or(0, |resident| resident.total_bytes()));
+            let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) else { continue };
+            match &mut all[*program as usize] {
+                Some(sum) => sum.add(&resident),
+                none => *none = Some(resident),
+            }
         }
-        bytes
+        all
     }
 
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use heapbpf_profile::estimates::intervals_used;
+use heapbpf_profile::model::Resident;
 use heapbpf_profile::{Pool, Profile, Row};
 use heapbpf_statistics::survival::{Lifetimes, pooled};
 
@@ -21,8 +22,8 @@ pub(crate) struct Moment {
     pub(crate) sums: Vec<Sums>,
     /// Sums over all leaves.
     pub(crate) total: Sums,
-    /// Resident memory of each program, bytes.
-    pub(crate) resident: Vec<u64>,
+    /// Resident memory of each program that has any.
+    pub(crate) resident: Vec<Option<Resident>>,
     /// Sampling intervals in force.
     pub(crate) intervals: Vec<u64>,
     /// Rows grouped by leaf, and where those of each leaf start.
@@ -54,6 +55,11 @@ impl Moment {
         }
         let (at, intervals) = (profile.header.duration, intervals_used(&profile));
         Self { profile, at, sums, total, resident, intervals, rows, starts }
+    }
+
+    /// Whether the resident memory of any program is known.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.resident.iter().any(Option::is_some)
     }
 
     /// The rows of some leaves.

@@ -4,13 +4,14 @@ mod canvas;
 mod selection;
 mod texts;
 
+use heapbpf_profile::model::Resident;
 use heapbpf_profile::report::text::{clip_start, width, wrap};
-use heapbpf_profile::units;
+use heapbpf_profile::units::{self, signed};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 
 use self::canvas::{Canvas, shown};
-use self::texts::{figure_of, joined, leaves_name, signed};
+use self::texts::{figure_of, joined, leaves_name};
 use crate::details::sparkline;
 use crate::help::{BOTTOM, KEYS};
 use crate::layout::{Cell, columns};
@@ -145,8 +146,7 @@ impl Top {
         self.prepare(rows.clone());
         let Some(world) = &self.world else { return };
         self.head(canvas, world);
-        let cells =
-            columns(canvas.width, self.view().kind == Kind::Programs && world.now.resident.iter().any(|it| *it > 0));
+        let cells = columns(canvas.width, self.view().kind == Kind::Programs && world.now.has_memory());
         self.header(canvas, world, &cells);
         for (line, index) in rows.enumerate() {
             self.row(canvas, world, &cells, ABOVE + line, index);
@@ -173,6 +173,7 @@ impl Top {
                 Cell::Size => "ALLOCATED",
                 Cell::Bounds => "",
                 Cell::Resident => "RESIDENT",
+                Cell::ResidentGrowth => "PER MINUTE",
                 Cell::Growth if world.marked.is_some() => "SINCE MARK",
                 Cell::Growth => "GROWTH/MIN",
                 Cell::Rate => "ALLOC/S",
@@ -209,8 +210,13 @@ impl Top {
                 Cell::Size if entry.tally.is_nothing() => canvas.put_right(x, y, "–", columns, theme.dim()),
                 Cell::Size => canvas.put_right(x, y, &details.size.figure, columns, theme.bold()),
                 Cell::Resident => {
-                    let bytes = world.resident(&entry.id).map_or_else(|| "–".into(), |it| units::bytes(it as f64));
+                    let bytes = |it: &Resident| units::bytes(it.total_bytes() as f64);
+                    let bytes = world.resident(&entry.id).map_or_else(|| "–".into(), bytes);
                     canvas.put_right(x, y, &bytes, columns, theme.plain());
+                }
+                Cell::ResidentGrowth => {
+                    let growth = world.resident(&entry.id).map_or_else(|| "–".into(), Resident::growth_text);
+                    canvas.put_right(x, y, &growth, columns, theme.plain());
                 }
                 Cell::Bounds => drop(canvas.put(x, y, &details.size.bounds, columns, theme.dim())),
                 Cell::Growth => {

@@ -111,6 +111,7 @@ fn idle_programs_have_a_row() {
     let mut top = top(false);
     top.take(Arc::new(heapbpf_profile::testing::whole_host()));
     check("host_80x24", &screen(&mut top, 80, 24));
+    assert!(screen(&mut top, 100, 24).contains("PER MINUTE") && screen(&mut top, 100, 24).contains(" unknown "));
     press(&mut top, "7");
     let text = screen(&mut top, 80, 24);
     assert!(text.lines().nth(4).is_some_and(|line| line.contains("622 MiB") && line.contains("ledgerd")), "{text}");

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use heapbpf_profile::model::Resident;
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::{Profile, Value};
 
@@ -123,10 +124,10 @@ impl World {
         Some((tally.sums.alloc_bytes - tally.alloc_before) / seconds)
     }
 
-    /// Resident memory of a row's program, in bytes; `None` for other rows, or if it was not measured.
-    pub(crate) fn resident(&self, id: &RowId) -> Option<u64> {
+    /// Resident memory of a row's program; `None` for other rows, or if it was not measured.
+    pub(crate) fn resident(&self, id: &RowId) -> Option<&Resident> {
         let RowId::Program(program) = id else { return None };
-        self.now.resident.get(*program as usize).copied().filter(|bytes| *bytes > 0)
+        self.now.resident.get(*program as usize)?.as_ref()
     }
 
     /// Growth since the mark, in bytes.

@@ -227,7 +227,7 @@ pub(crate) const NO_NAMES: &str = "no names in ";
 /// One comment for each module without function names.
 fn unnamed(profile: &Profile) -> impl Iterator<Item = String> {
     let modules = unnamed::modules(profile).into_iter().take(MOST_UNNAMED);
-    modules.filter_map(|module| Some(format!("{NO_NAMES}{}: {}", module.path, module.reason.as_deref()?)))
+    modules.filter_map(|(module, _)| Some(format!("{NO_NAMES}{}: {}", module.path, module.reason.as_deref()?)))
 }
 
 /// Prefix of the comment about all processes together.

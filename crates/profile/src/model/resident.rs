@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Glibc;
+use crate::units;
 
 /// The part in heaps of allocators.
 pub const HEAP: &str = "heap";
@@ -56,6 +57,9 @@ pub struct Resident {
     /// unknown.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
+    /// Growth of the resident memory in bytes per minute: since the recording attached to the process, or over the last
+    /// one to two minutes where memory is read repeatedly. `None` if it was read only once.
+    pub growth_per_minute: Option<i64>,
     /// Memory by glibc's own records; `None` if its arenas were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glibc: Option<Glibc>,
@@ -92,6 +96,11 @@ impl Resident {
         (all > 0 && self.undivided_bytes == 0).then(|| self.heap_bytes as f64 / all as f64)
     }
 
+    /// Its growth per minute in words: `+1.20 MiB`, or `unknown`.
+    pub fn growth_text(&self) -> String {
+        self.growth_per_minute.map_or_else(|| "unknown".into(), |bytes| units::signed(bytes as f64))
+    }
+
     /// Adds the memory of another process. Pages that both have resident count twice, as in sums of `Rss`.
     pub fn add(&mut self, other: &Self) {
         let sum = |a: u64, b: u64| a.saturating_add(b);
@@ -110,6 +119,7 @@ impl Resident {
             // Processes of one cgroup share it.
             cgroup_bytes: self.cgroup_bytes.filter(|_| self.cgroup_bytes == other.cgroup_bytes),
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
+            growth_per_minute: self.growth_per_minute.zip(other.growth_per_minute).map(|(a, b)| a.saturating_add(b)),
             glibc: self.glibc.zip(other.glibc).map(|(a, b)| a.with(&b)),
             is_before_end: self.is_before_end || other.is_before_end,
         };
@@ -152,5 +162,18 @@ mod tests {
         assert_eq!(one.heap_share(), Some(1000.0 / 1003.0));
         let rough = Resident { undivided_bytes: 7, hugetlb_bytes: 5, swapped_bytes: 6, ..one };
         assert_eq!((rough.total_bytes(), rough.heap_share(), Resident::default().heap_share()), (1030, None, None));
+    }
+
+    #[test]
+    fn growth_adds_up_unless_one_part_is_unknown() {
+        let of = |growth_per_minute| Resident { growth_per_minute, ..Resident::default() };
+        let sum = |a, b| {
+            let mut sum = of(a);
+            sum.add(&of(b));
+            sum.growth_per_minute
+        };
+        assert_eq!((sum(Some(3), Some(-5)), sum(Some(3), None), sum(None, Some(3))), (Some(-2), None, None));
+        assert_eq!(sum(Some(i64::MIN), Some(-1)), Some(i64::MIN));
+        assert_eq!([Some(2 << 20), Some(0), None].map(|it| of(it).growth_text()), ["+2.00 MiB", "0 B", "unknown"]);
     }
 }

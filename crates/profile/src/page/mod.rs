@@ -106,13 +106,14 @@ struct Group {
 #[derive(Serialize)]
 struct ResidentEntry {
     bytes: u64,
+    growth_per_minute: Option<i64>,
     parts: String,
     heap: String,
 }
 
 impl From<ResidentText> for ResidentEntry {
-    fn from(ResidentText { bytes, parts, heap, .. }: ResidentText) -> Self {
-        Self { bytes, parts, heap }
+    fn from(ResidentText { bytes, growth_per_minute, parts, heap, .. }: ResidentText) -> Self {
+        Self { bytes, growth_per_minute, parts, heap }
     }
 }
 

@@ -65,6 +65,7 @@ fn idle_processes_are_in_groups_and_have_their_memory() {
         (of["totals"].as_array().map(Vec::len), of["resident"]["bytes"].as_u64().map(|bytes| bytes >> 20))
     };
     assert_eq!(bytes("groups", "name", "ledgerd (900)"), (Some(0), Some(622)));
+    assert!(data["groups"][2]["resident"].get("growth_per_minute").is_some_and(serde_json::Value::is_null));
     assert_eq!(bytes("groups", "name", "sh (2 processes)"), (Some(0), Some(8)));
     assert_eq!(bytes("processes", "comm", "sh"), (Some(0), Some(4)));
     assert_eq!(data["processes"].as_array().map(Vec::len), Some(5));

@@ -232,11 +232,12 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     ];
     let has = |of: fn(&Resident) -> bool| entries.iter().any(|(resident, _)| resident.as_ref().is_some_and(of));
     let memory = [
-        has(|_| true).then_some(("RESIDENT", (|it| it.total_bytes()) as fn(&Resident) -> u64)),
-        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", |it| it.other_bytes)),
-        has(|it| it.swapped_bytes > 0).then_some(("SWAPPED", |it| it.swapped_bytes)),
+        has(|_| true).then_some(("RESIDENT", (|it| size_text(it.total_bytes())) as fn(&Resident) -> String)),
+        has(|it| it.growth_per_minute.is_some()).then_some(("PER MINUTE", |it| it.growth_text())),
+        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", |it| size_text(it.other_bytes))),
+        has(|it| it.swapped_bytes > 0).then_some(("SWAPPED", |it| size_text(it.swapped_bytes))),
         (by == GroupBy::Cgroup && has(|it| it.cgroup_bytes.is_some()))
-            .then_some(("CGROUP'S", |it| it.cgroup_bytes.unwrap_or(0))),
+            .then_some(("CGROUP'S", |it| size_text(it.cgroup_bytes.unwrap_or(0)))),
     ];
     let growing: Vec<String> = entries.iter().take(most).map(|(_, entry)| entry.growing(context)).collect();
     let grows = growing.iter().any(|growing| !growing.is_empty());
@@ -247,8 +248,7 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         let name = if brief { context.width / 4 } else { context.width / 3 };
         let mut cells = vec![clip(&entry.name, name) + ended + inline];
         for (_, part) in memory.into_iter().flatten() {
-            let bytes = resident.as_ref().map(part).filter(|bytes| *bytes > 0);
-            cells.push(bytes.map_or_else(String::new, |bytes| units::bytes(bytes as f64)));
+            cells.push(resident.as_ref().map_or_else(String::new, part));
         }
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
@@ -288,9 +288,14 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     lines
 }
 
+/// A size, or nothing for none.
+fn size_text(bytes: u64) -> String {
+    if bytes > 0 { units::bytes(bytes as f64) } else { String::new() }
+}
+
 fn columns(
     by: GroupBy,
-    memory: [Option<&'static str>; 4],
+    memory: [Option<&'static str>; 5],
     values: [Option<Value>; 3],
     (grows, brief): (bool, bool),
 ) -> Vec<Column> {
@@ -303,14 +308,14 @@ fn columns(
     };
     let mut columns = vec![Column::left(name, Style::Name).gap(2)];
     let memory = memory.into_iter().enumerate().filter_map(|(place, title)| Some((place, title?)));
-    let ranks = [0, if brief { 4 } else { 1 }, 6, 1];
+    let ranks = [0, 5, if brief { 4 } else { 1 }, 7, 1];
     // The parts of resident memory come before the figures that it is compared with.
     columns.extend(memory.map(|(place, title)| Column::right(title, Style::Plain).dispensable(ranks[place])));
     for value in values.into_iter().flatten() {
         let (title, rank) = match value {
             Value::InuseSpace => ("IN USE", 3),
-            Value::AtExitSpace => ("AT EXIT", 5),
-            _ => ("ALLOCATED", 5),
+            Value::AtExitSpace => ("AT EXIT", 6),
+            _ => ("ALLOCATED", 6),
         };
         columns.push(Column::right(title, Style::Bold));
         columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
@@ -323,6 +328,6 @@ fn columns(
     }
     columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(2));
     columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
-    columns.push(Column::right("COUNTED FOR", Style::Plain).dispensable(5));
+    columns.push(Column::right("COUNTED FOR", Style::Plain).dispensable(6));
     columns
 }

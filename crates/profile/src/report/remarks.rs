@@ -18,8 +18,11 @@ const IN_FLIGHT: &str = "in_flight";
 /// Maximum number of remarks of one kind, because a host has thousands of processes.
 const MOST: usize = 5;
 
-/// Text that identifies notes about what is in no figure. They come first.
+/// Text that identifies notes about what is in no figure.
 const IN_NO_FIGURE: [&str; 4] = ["not counted: ", "is missing", "is not included", "are not included"];
+
+/// What a remark about something that is in no figure counts as if its share is not known.
+const UNKNOWN_SHARE: f64 = 0.01;
 
 /// Maximum number of processes that get an individual remark about how long they were hooked.
 const SEPARATE: usize = 2;
@@ -32,73 +35,139 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     all(context).iter().flat_map(|remark| wrap(remark, context.width - 4).into_iter().enumerate().map(line)).collect()
 }
 
-/// All remarks, each in one line.
+/// A remark in one line.
+pub(super) struct Remark {
+    pub(super) text: String,
+    /// Share of the bytes or calls that it is about, 0 to 1; `None` if unknown. It is only for the order.
+    share: Option<f64>,
+}
+
+impl Remark {
+    fn new(text: String, share: f64) -> Self {
+        Self { text, share: Some(share) }
+    }
+
+    /// The share by which it is sorted.
+    fn rank(&self) -> f64 {
+        self.share.unwrap_or(if is_in_no_figure(&self.text) { UNKNOWN_SHARE } else { 0.0 })
+    }
+}
+
+fn is_in_no_figure(text: &str) -> bool {
+    IN_NO_FIGURE.iter().any(|part| text.contains(part))
+}
+
+/// All remarks, each in one line. Those about the largest share of bytes or calls come first.
 pub(super) fn all(context: &Context) -> Vec<String> {
-    let mut remarks = Vec::new();
-    remarks.extend(without_wanted(context));
-    remarks.extend(of_losses(context));
-    if context.profile.header.samples_known {
-        remarks.extend(lost_in_use(context));
-        remarks.extend(unbounded(context));
-    }
-    remarks.extend(since(context.profile));
-    remarks.extend(incomplete(context));
-    remarks.extend(limited(distant(context)));
-    remarks.extend(limited(coverage(context)));
-    if !context.profile.header.samples_known {
-        remarks.push(format!("no error bars: {NO_SAMPLES}"));
-    } else if context.profile.header.time_windows {
-        remarks.push(format!("no error bars for allocations: {TIME_WINDOWS}"));
-    }
-    let unnamed = crate::unnamed::modules(context.profile);
-    remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
-    let mut notes = context.profile.notes.clone();
-    notes.sort_by_key(|note| !IN_NO_FIGURE.iter().any(|text| note.contains(text)));
-    remarks.extend(limited(notes));
-    remarks
+    ordered(kinds(context))
 }
 
 /// All remarks, and why processes were not hooked inline. The complete report has a section for the latter.
 pub(super) fn with_refusals(context: &Context) -> Vec<String> {
-    let mut remarks = all(context);
-    let first = usize::from(without_wanted(context).is_some()) + of_losses(context).count();
-    drop(remarks.splice(first..first, hooking::refusals(context.profile).0));
-    remarks
+    let refusals = hooking::refusals(context.profile).0.into_iter().map(|text| Remark { text, share: None });
+    ordered(std::iter::once(refusals.collect()).chain(kinds(context)).collect())
+}
+
+/// The remarks by kind.
+fn kinds(context: &Context) -> Vec<Vec<Remark>> {
+    let (profile, shares) = (context.profile, byte_shares(context.profile));
+    let mut kinds = vec![Vec::from_iter(without_wanted(context)), of_losses(context).collect()];
+    if profile.header.samples_known {
+        kinds.push(Vec::from_iter(lost_in_use(context)));
+        kinds.push(unbounded(profile, &shares));
+    }
+    kinds.push(Vec::from_iter(since(profile, &shares)));
+    kinds.push(Vec::from_iter(incomplete(context)));
+    kinds.push(distant(context));
+    kinds.push(coverage(profile, &shares));
+    let without_bars = if !profile.header.samples_known {
+        Some(format!("no error bars: {NO_SAMPLES}"))
+    } else if profile.header.time_windows {
+        Some(format!("no error bars for allocations: {TIME_WINDOWS}"))
+    } else {
+        None
+    };
+    kinds.push(without_bars.into_iter().map(|text| Remark::new(text, 1.0)).collect());
+    let all_bytes = context.whole.total(Value::AllocSpace).max(1.0);
+    let unnamed = crate::unnamed::modules(profile).into_iter();
+    let unnamed = unnamed.filter_map(|(module, bytes)| Some((module.reason.as_deref()?.to_owned(), bytes)));
+    kinds.push(unnamed.map(|(reason, bytes)| Remark::new(reason, bytes / all_bytes)).collect());
+    let share = |note: &str| units::share_in(note).or_else(|| share_missing(profile, note));
+    kinds.push(profile.notes.iter().map(|note| Remark { text: note.clone(), share: share(note) }).collect());
+    kinds
+}
+
+/// The texts of the remarks in order, with at most [`MOST`] of each kind.
+fn ordered(kinds: Vec<Vec<Remark>>) -> Vec<String> {
+    let sort = |remarks: &mut Vec<Remark>| remarks.sort_by(|a, b| b.rank().total_cmp(&a.rank()));
+    let (mut all, mut more) = (Vec::new(), 0);
+    for mut kind in kinds {
+        sort(&mut kind);
+        more += kind.len().saturating_sub(MOST);
+        all.extend(kind.into_iter().take(MOST));
+    }
+    sort(&mut all);
+    let more = (more > 0).then(|| format!("and {}", plural(more as u64, "more remark")));
+    all.into_iter().map(|remark| remark.text).chain(more).collect()
+}
+
+/// Share of each process in the bytes allocated.
+fn byte_shares(profile: &Profile) -> Vec<f64> {
+    let mut bytes = vec![0.0; profile.processes.len()];
+    for row in &profile.rows {
+        if let Some(of_process) = bytes.get_mut(row.key.process) {
+            *of_process += row.alloc.bytes;
+        }
+    }
+    let all = bytes.iter().sum::<f64>().max(1.0);
+    bytes.into_iter().map(|bytes| bytes / all).collect()
+}
+
+/// The share that is missing according to a note about what is in no figure: of the targets' anonymous memory, that
+/// outside heaps that are counted, in the processes that lack what the note names. `None` if there is none.
+fn share_missing(profile: &Profile, note: &str) -> Option<f64> {
+    if !is_in_no_figure(note) {
+        return None;
+    }
+    let (mut missing, mut all) = (0.0, 0.0);
+    for process in profile.processes.iter().chain(&profile.idle) {
+        let Some(resident) = &process.resident else { continue };
+        let parts = [resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
+        let (heap, others) = (resident.heap_bytes as f64, parts.iter().map(|bytes| *bytes as f64).sum::<f64>());
+        all += heap + others;
+        if process.missing.iter().any(|it| !it.what.is_empty() && note.contains(&it.what)) {
+            missing += if process.hook.is_some() { others } else { heap + others };
+        }
+    }
+    (missing > 0.0).then(|| missing / all)
 }
 
 /// Remarks about what was not read or was lost.
-pub(super) fn of_losses(context: &Context) -> impl Iterator<Item = String> {
+pub(super) fn of_losses(context: &Context) -> impl Iterator<Item = Remark> {
     unread(context.profile).into_iter().chain(losses(context))
 }
 
-fn limited(mut remarks: Vec<String>) -> Vec<String> {
-    let more = remarks.len().saturating_sub(MOST);
-    remarks.truncate(MOST);
-    if more > 0 {
-        remarks.push(format!("and {} of this kind", plural(more as u64, "more remark")));
-    }
-    remarks
-}
-
-/// Remark if the profile lacks the requested sort value.
-fn without_wanted(context: &Context) -> Option<String> {
+/// Remark if the profile lacks the requested sort value. It comes first.
+fn without_wanted(context: &Context) -> Option<Remark> {
     let wanted = context.options.sort.filter(|wanted| !super::has(context.profile, *wanted))?;
     let instead = context.sort.title();
-    Some(format!(
+    let text = format!(
         "no {} in this profile: frees were not tracked (--no-live); sorted by {instead} instead",
         wanted.name()
-    ))
+    );
+    Some(Remark::new(text, f64::INFINITY))
 }
 
 /// Remark about records that were sent before the time of the figures but not read.
-fn unread(profile: &Profile) -> Option<String> {
+fn unread(profile: &Profile) -> Option<Remark> {
     let unread = profile.header.unread?;
     let missing = if unread.records == 0 { "some".to_owned() } else { units::percent(unread.share()) };
     let moment = units::time_of_day(profile.header.time);
-    Some(format!("figures are as of {moment}; {missing} of the records sent by then were not read in time"))
+    let text = format!("figures are as of {moment}; {missing} of the records sent by then were not read in time");
+    Some(Remark::new(text, unread.share()))
 }
 
-fn losses(context: &Context) -> Option<String> {
+fn losses(context: &Context) -> Option<Remark> {
     let counters = &context.profile.counters;
     let lost: Vec<(&str, u64)> = counters
         .iter()
@@ -110,15 +179,16 @@ fn losses(context: &Context) -> Option<String> {
         return None;
     }
     let submitted = counters.get("submitted").copied();
-    let share = submitted.map_or_else(String::new, |submitted| {
-        format!(" ({} of all)", units::percent(total as f64 / (total as f64 + submitted as f64)))
-    });
+    let share_of = |submitted: u64| total as f64 / (total as f64 + submitted as f64);
+    let share =
+        submitted.map_or_else(String::new, |submitted| format!(" ({} of all)", units::percent(share_of(submitted))));
     let reasons: Vec<String> = lost
         .iter()
         .map(|(name, count)| format!("{} {}", name.replace('_', " "), units::count(*count as f64)))
         .collect();
     let covered = covered(context.profile, total);
-    Some(format!("{} lost{share}: {}{covered}", plural(total, "sample"), reasons.join(", ")))
+    let text = format!("{} lost{share}: {}{covered}", plural(total, "sample"), reasons.join(", "));
+    Some(Remark::new(text, share_of(submitted.unwrap_or_else(|| context.whole.samples(Value::AllocSpace)))))
 }
 
 /// How intervals of allocation allow for lost samples.
@@ -142,7 +212,7 @@ fn amount(bound: &LossBound) -> String {
 }
 
 /// How lost records may affect figures in use.
-fn lost_in_use(context: &Context) -> Option<String> {
+fn lost_in_use(context: &Context) -> Option<Remark> {
     let Losses { inuse_missing, inuse_stale, .. } = context.profile.losses();
     let mut parts = Vec::new();
     if !inuse_missing.is_none() {
@@ -152,15 +222,18 @@ fn lost_in_use(context: &Context) -> Option<String> {
         parts.push(format!("may include {} already freed", amount(&inuse_stale)));
     }
     let is_known = context.profile.header.live && !parts.is_empty();
-    is_known.then(|| format!("records were lost: figures in use {}; error bars allow for it", parts.join(" and ")))
+    let touched = inuse_missing.samples.max(inuse_stale.samples) as f64;
+    let share = touched / (context.whole.samples(Value::InuseSpace) as f64 + touched).max(1.0);
+    let text = || format!("records were lost: figures in use {}; error bars allow for it", parts.join(" and "));
+    is_known.then(|| Remark::new(text(), share))
 }
 
 /// Remark about processes whose figures in use lack older blocks.
-fn since(profile: &Profile) -> Option<String> {
+fn since(profile: &Profile, shares: &[f64]) -> Option<Remark> {
     let (number, last) = profile.inuse_since()?;
     let moment = units::time_of_day(last);
-    let late: Vec<&Process> =
-        profile.processes.iter().filter(|it| it.inuse_since.is_some() && !it.inuse_unknown).collect();
+    let late = profile.processes.iter().zip(shares).filter(|(it, _)| it.inuse_since.is_some() && !it.inuse_unknown);
+    let (late, shares): (Vec<&Process>, Vec<f64>) = late.unzip();
     let (who, moment) = match late[..] {
         [only] if only.count() == 1 => (process_name(only), moment),
         _ if late.iter().all(|process| process.inuse_since == Some(last)) => (plural(number, "process"), moment),
@@ -173,20 +246,22 @@ fn since(profile: &Profile) -> Option<String> {
     } else {
         "frees were not tracked, to keep the overhead budget"
     };
-    Some(format!("in use in {who}: only blocks allocated since {moment} are known; until then, {why}"))
+    let text = format!("in use in {who}: only blocks allocated since {moment} are known; until then, {why}");
+    Some(Remark::new(text, shares.iter().sum()))
 }
 
 /// Why some figures have no interval.
-fn unbounded(context: &Context) -> Vec<String> {
+fn unbounded(profile: &Profile, shares: &[f64]) -> Vec<Remark> {
+    // Their number, and their share of the bytes.
     let number = |is_so: fn(&Process) -> bool| {
-        let processes = context.profile.processes.iter().filter(|process| is_so(process));
-        processes.count() as u64
+        let processes = profile.processes.iter().zip(shares).filter(|(process, _)| is_so(process));
+        processes.fold((0_u64, 0.0_f64), |(number, sum), (_, share)| (number + 1, sum + share))
     };
-    let of = |what: &str, processes: u64, why: &str| {
+    let of = |what: &str, (processes, share): (u64, f64), why: &str| {
         let who =
             if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
-        (processes > 0)
-            .then(|| format!("no error bars for {what} figures of {who}, or for sums that include them: {why}"))
+        let text = || format!("no error bars for {what} figures of {who}, or for sums that include them: {why}");
+        (processes > 0).then(|| Remark::new(text(), share))
     };
     let figures = of("allocated and in-use", number(|process| process.losses.unbounded), UNBOUNDED);
     let peak = of("in-use", number(|process| process.losses.inuse_unbounded), PEAK_UNKNOWN);
@@ -195,7 +270,7 @@ fn unbounded(context: &Context) -> Vec<String> {
     figures.into_iter().chain(peak).chain(weights).chain(unseen).collect()
 }
 
-fn incomplete(context: &Context) -> Option<String> {
+fn incomplete(context: &Context) -> Option<Remark> {
     let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
     for row in &context.profile.rows {
         if let Some(cut) = &row.key.stack.cut {
@@ -214,14 +289,16 @@ fn incomplete(context: &Context) -> Option<String> {
         .take(MOST)
         .map(|(reason, count)| format!("{reason} ({})", units::count(*count as f64)))
         .collect();
-    Some(format!(
+    let share = cut as f64 / samples.max(1) as f64;
+    let text = format!(
         "{} of {} ({}) have an incomplete stack: {}{}",
         units::count(cut as f64),
         plural(samples, "sample"),
-        units::percent(cut as f64 / samples.max(1) as f64),
+        units::percent(share),
         named.join(", "),
         incomplete_by_program(context)
-    ))
+    );
+    Some(Remark::new(text, share))
 }
 
 /// The share of samples with an incomplete stack in each program that has any, if there are several programs.
@@ -241,18 +318,20 @@ fn incomplete_by_program(context: &Context) -> String {
 }
 
 /// Processes whose samples contradict their exact counts, with the counters that may explain it.
-fn distant(context: &Context) -> Vec<String> {
+fn distant(context: &Context) -> Vec<Remark> {
+    let all_bytes = context.whole.total(Value::AllocSpace).max(1.0);
     let remark = |entry: Entry| {
         let check = entry.checked(context).filter(|check| check.alarming)?;
         let apart = check.z.map_or_else(
             || "differ where they must be equal".to_owned(),
             |z| format!("are {:.1} standard deviations apart", z.abs()),
         );
-        Some(format!(
+        let text = format!(
             "{}: estimate and exact count {apart}, which chance does not explain ({}); do not trust this process's figures",
             entry.name,
             cause(context.profile)
-        ))
+        );
+        Some(Remark::new(text, entry.pool.total(Value::AllocSpace) / all_bytes))
     };
     entries(context, GroupBy::Process).into_iter().filter_map(remark).collect()
 }
@@ -272,39 +351,46 @@ fn cause(profile: &Profile) -> String {
 }
 
 /// For how much of their time processes were observed.
-fn coverage(context: &Context) -> Vec<String> {
-    let (unseen, others): (Vec<_>, Vec<_>) = context.profile.processes.iter().partition(|process| process.was_unseen());
+fn coverage(profile: &Profile, shares: &[f64]) -> Vec<Remark> {
+    let processes = profile.processes.iter().zip(shares.iter().copied());
+    let (unseen, others): (Vec<_>, Vec<_>) = processes.partition(|(process, _)| process.was_unseen());
     let mut remarks = short(
         &unseen,
         "their allocations while another recording counted them are missing",
         "its allocations while another recording counted it are missing",
     );
     // Figures from time windows (older recordings) are corrected for what happened between windows; a note says so.
-    if !context.profile.header.time_windows {
-        let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
+    if !profile.header.time_windows {
+        let late: Vec<_> = others.into_iter().filter(|(process, _)| process.coverage < 0.9995).collect();
         remarks.extend(short(&late, "the rest is missing", "the rest is missing"));
     }
     remarks
 }
 
-/// Remarks about processes of which something is missing; many processes share one remark.
-fn short(processes: &[&Process], of_many: &str, of_one: &str) -> Vec<String> {
-    let least = processes.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
+/// Remarks about processes of which something is missing; many processes share one remark. Each process has its share
+/// of the bytes.
+fn short(processes: &[(&Process, f64)], of_many: &str, of_one: &str) -> Vec<Remark> {
+    let missed = |(process, share): &(&Process, f64)| (1.0 - process.coverage) * share;
+    // Of a process without samples, nothing is known.
+    let remark = |text: String, missed: f64| Remark { text, share: Some(missed).filter(|missed| *missed > 0.0) };
+    let least = processes.iter().map(|(process, _)| process).min_by(|a, b| a.coverage.total_cmp(&b.coverage));
     if let Some(least) = least.filter(|_| processes.len() > SEPARATE) {
-        let number: u64 = processes.iter().map(|process| process.count()).sum();
-        return vec![format!(
+        let number: u64 = processes.iter().map(|(process, _)| process.count()).sum();
+        let text = format!(
             "{} were counted for only part of their time in the recording (least: {}, {}); {of_many}",
             plural(number, "process"),
             process_name(least),
             units::percent(least.coverage)
-        )];
+        );
+        return vec![remark(text, processes.iter().map(missed).sum())];
     }
-    let remark = |process: &&Process| {
-        format!(
+    let one = |it: &(&Process, f64)| {
+        let text = format!(
             "{} was counted for {} of its time in the recording; {of_one}",
-            process_name(process),
-            units::percent(process.coverage)
-        )
+            process_name(it.0),
+            units::percent(it.0.coverage)
+        );
+        remark(text, missed(it))
     };
-    processes.iter().map(remark).collect()
+    processes.iter().map(one).collect()
 }

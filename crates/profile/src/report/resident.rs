@@ -26,6 +26,8 @@ pub struct ResidentText {
     pub name: String,
     /// Total in bytes.
     pub bytes: u64,
+    /// Its growth in bytes per minute; `None` if unknown.
+    pub growth_per_minute: Option<i64>,
     /// The total as a sum: `1.2 GiB = heap 1 GiB + files 200 MiB`.
     pub parts: String,
     /// How much of its heap is in use.
@@ -38,6 +40,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
     let context = Context::new(profile, &options);
     let text = |(entry, resident): (Entry, Resident)| ResidentText {
         bytes: resident.total_bytes(),
+        growth_per_minute: resident.growth_per_minute,
         parts: parts(&resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes().to_vec(),

@@ -444,6 +444,52 @@ fn mappings_are_not_taken_from_an_allocators_heap() {
     assert_eq!(said(&profile), "how much of the heap is in use is not known: only the kernel's sums were read");
 }
 
+/// Growth of resident memory has a column once any is known. It is unknown of processes that were read only once.
+#[test]
+fn resident_memory_has_its_growth_per_minute() {
+    let mut profile = testing::whole_host();
+    let wide = ReportOptions { width: 200, ..ReportOptions::default() };
+    assert!(!report(&profile, &wide).contains("PER MINUTE"));
+    for (process, growth) in profile.idle.iter_mut().zip([5 << 20, -1024]) {
+        process.resident.as_mut().expect("measured").growth_per_minute = Some(growth);
+    }
+    let text = report(&profile, &wide);
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).expect(name);
+    assert!(text.contains("  RESIDENT  PER MINUTE  NOT SEEN"), "{text}");
+    assert!(line("ledgerd (900)").contains("622 MiB   +5.00 MiB"), "{text}");
+    assert!(line("sh (2 processes)").contains("unknown") && line("server (4242)").contains("unknown"), "{text}");
+    assert!(!line("worker").contains("unknown"), "{text}");
+    profile.idle[2].resident.as_mut().expect("measured").growth_per_minute = Some(0);
+    assert!(report(&profile, &wide).contains("-1.00 KiB"), "both are known");
+}
+
+/// Remarks about the largest share of bytes or calls come first, whatever their kind.
+#[test]
+fn remarks_are_in_the_order_of_what_they_touch() {
+    let mut profile = testing::whole_host();
+    profile.idle[0].missing = vec![Missing::new("Java's own heap", "not included")];
+    profile.notes = [
+        "after 2.0 s: something happened",
+        "7 samples were not tracked (12.50 %): why",
+        "Go's own heap is not included (x): its memory is not known",
+        "Java's own heap is not included (ledgerd): advice",
+        "100,000 samples have only their caller as a stack (60.61 %): the stacks ring was full",
+    ]
+    .map(str::to_owned)
+    .into();
+    let told = remarks(&profile, &ReportOptions::default());
+    let begins = ["Java's", "100,000", "7 samples", "worker", "3 samples", "2 of 60", "Go's", "after"];
+    assert_eq!(told.len(), begins.len(), "{told:?}");
+    for (remark, begin) in told.iter().zip(begins) {
+        assert!(remark.starts_with(begin), "{begin}: {told:?}");
+    }
+    let brief = report(&profile, &ReportOptions { brief: true, ..ReportOptions::default() });
+    assert!(brief.contains("  ! Java's own heap"), "{brief}");
+    profile.notes = (0..9).map(|number| format!("note {number}")).collect();
+    let told = remarks(&profile, &ReportOptions::default());
+    assert_eq!(told.last().map(String::as_str), Some("and 4 more remarks"), "{told:?}");
+}
+
 /// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be
 /// summarized as "missed nothing".
 #[test]

@@ -26,11 +26,22 @@ pub struct InUse {
     pub bytes: u64,
 }
 
+/// Resident memory of a process at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidentAt {
+    /// CLOCK_MONOTONIC.
+    pub at_ns: u64,
+    /// All of it, bytes.
+    pub bytes: u64,
+}
+
 /// What processes had when they joined the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtAttach {
     /// Private anonymous memory that was resident or swapped out, bytes; `None` if unknown.
     pub anonymous_bytes: Option<u64>,
+    /// All resident memory; `None` if unknown.
+    pub resident: Option<ResidentAt>,
     /// What glibc had in use; `None` if that was not read, or has not been yet.
     pub inuse: Option<InUse>,
 }

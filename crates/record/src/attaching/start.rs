@@ -17,7 +17,7 @@ use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{ProcessInfo, Stat};
 use heapbpf_host::processes::Generation;
-use heapbpf_host::resident::private_bytes;
+use heapbpf_host::resident;
 use heapbpf_probes::{AttachError, Runtime};
 
 use super::mapped::modules_of;
@@ -52,7 +52,7 @@ impl Attaching {
         self.spare_whom_probes_end(targets, host)?;
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
-            self.targets.begin_running(pid, now, private_bytes(pid));
+            self.targets.begin_running(pid, now, resident::rough(pid).as_ref());
             if command == Some(pid) || targets.name(pid) {
                 self.targets.named_alive.insert(pid);
                 self.list(pid)?;
@@ -201,7 +201,7 @@ impl Attaching {
     fn begin_descendants(&mut self, targets: &Targets, now_ns: u64) -> Vec<ProcessInfo> {
         let descendants = self.list_descendants(targets);
         for process in &descendants {
-            self.targets.begin_running(process.pid, now_ns, private_bytes(process.pid));
+            self.targets.begin_running(process.pid, now_ns, resident::rough(process.pid).as_ref());
             if self.global {
                 self.followed.insert(process.pid);
             } else {

@@ -4,7 +4,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
-use super::arenas::{AtAttach, Found, InUse};
+use heapbpf_profile::model::Resident;
+
+use super::arenas::{AtAttach, Found, InUse, ResidentAt};
 
 /// The time for which a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to
 /// within the time between two checks of the process's mappings, and is overestimated rather than underestimated.
@@ -100,6 +102,8 @@ pub struct Coverage {
     /// Private anonymous memory that was resident or swapped out when the process joined the recording, bytes; `None` if
     /// unknown.
     pub at_attach_bytes: Option<u64>,
+    /// All of its resident memory at that time, bytes; `None` if unknown.
+    resident_at_attach_bytes: Option<u64>,
     /// When probes did not see it.
     unseen: Unseen,
     /// Set if it was forked before links served it.
@@ -176,9 +180,16 @@ impl TargetSet {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
     }
 
-    /// Adds a process that already runs, with its private anonymous memory if that is known.
-    pub fn begin_running(&mut self, pid: u32, since_ns: u64, at_attach_bytes: Option<u64>) {
-        self.coverages.insert(pid, Coverage { since_ns, at_attach_bytes, ..Coverage::default() });
+    /// Adds a process that already runs, with the kernel's sums of its memory if they are known.
+    pub fn begin_running(&mut self, pid: u32, since_ns: u64, memory: Option<&Resident>) {
+        let private = |sums: &Resident| sums.undivided_bytes.saturating_add(sums.swapped_bytes);
+        let coverage = Coverage {
+            since_ns,
+            at_attach_bytes: memory.map(private),
+            resident_at_attach_bytes: memory.map(Resident::total_bytes),
+            ..Coverage::default()
+        };
+        self.coverages.insert(pid, coverage);
     }
 
     /// Adds a process to the recording unless it is known.
@@ -392,14 +403,17 @@ impl TargetSet {
 
     /// What a process had when it joined the recording.
     pub fn at_attach(&self, pid: u32) -> AtAttach {
-        let anonymous_bytes = self.coverages.get(&pid).and_then(|coverage| coverage.at_attach_bytes);
+        let coverage = self.coverages.get(&pid);
+        let anonymous_bytes = coverage.and_then(|coverage| coverage.at_attach_bytes);
+        let resident = coverage
+            .and_then(|it| Some(ResidentAt { at_ns: it.since_ns, bytes: it.resident_at_attach_bytes? }));
         let inuse = match anonymous_bytes {
             None => None,
             // A program that started during the recording.
             Some(0) => Some(InUse::default()),
             Some(_) => self.found_at_attach.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied(),
         };
-        AtAttach { anonymous_bytes, inuse }
+        AtAttach { anonymous_bytes, resident, inuse }
     }
 
     /// Where the reader puts its results.

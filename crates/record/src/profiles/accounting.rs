@@ -317,8 +317,8 @@ fn of_samples(counters: &Counters, daemon: &DaemonCounters, remedies: &Remedies<
     let mut remarks = Vec::new();
     let mut remark = |n: u64, of: u64, what: &str, why: &str| {
         if n > 0 {
-            let share = 100.0 * n as f64 / of.max(1) as f64;
-            remarks.push(format!("{} {what} ({share:.2} %): {why}", units::count(n as f64)));
+            let what = format!("{} {what}", units::count(n as f64));
+            remarks.push(units::with_share(&what, n as f64 / of.max(1) as f64, why));
         }
     };
     let (sampled, submitted) = (counters.sampled, counters.submitted);

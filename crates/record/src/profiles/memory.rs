@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use heapbpf_host::arenas::{ArenaReader, Wanted};
 use heapbpf_host::cgroup::Cgroup;
-use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::reader_thread::NoAnswer;
 use heapbpf_host::resident;
 use heapbpf_profile::model::{Glibc, Process, Resident, glibc_version};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::snapshot::Measured;
+use crate::attaching::arenas::ResidentAt;
 
 /// CPU time for reading mappings: for a profile that is requested again and again (`top`, the page, scrapers), and for
 /// any other.
@@ -38,6 +39,31 @@ const LOOK_SELDOM: u32 = 100;
 /// Mappings are read again if the process's memory has changed by more than one part in this many.
 const CHANGED: u64 = 64;
 
+/// Time between the readings of a process from which growth is measured, ns.
+const GROWTH_OVER_NS: u64 = 60_000_000_000;
+/// Shortest time over which growth is measured, ns.
+const SHORTEST_GROWTH_NS: u64 = 1_000_000_000;
+
+/// Earlier readings of a process's resident memory.
+struct Earlier {
+    /// The one from which growth is measured: the first one, and later one that is one to two minutes old.
+    from: ResidentAt,
+    /// The one that replaces it.
+    next: ResidentAt,
+}
+
+impl Earlier {
+    /// Notes a reading. Returns the growth up to it, in bytes per minute; `None` if too little time has passed.
+    fn growth_per_minute(&mut self, now: ResidentAt) -> Option<i64> {
+        if now.at_ns.saturating_sub(self.next.at_ns) >= GROWTH_OVER_NS {
+            self.from = std::mem::replace(&mut self.next, now);
+        }
+        let ns = Some(now.at_ns.saturating_sub(self.from.at_ns)).filter(|ns| *ns >= SHORTEST_GROWTH_NS)?;
+        let per_minute = (now.bytes as f64 - self.from.bytes as f64) * 60e9 / ns as f64;
+        Some(per_minute.round() as i64)
+    }
+}
+
 /// What the mappings of a process showed.
 struct Reading {
     /// The kernel's sum at that time.
@@ -58,6 +84,8 @@ impl Reading {
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
+    /// What each process had before, by the kernel's own sums.
+    earlier: HashMap<ProcessKey, Earlier>,
     arenas: ArenaReader,
     /// What the arenas showed, until mappings are read.
     heaps: HashMap<ProcessKey, heapbpf_glibc::Heap>,
@@ -85,6 +113,7 @@ impl MemoryReader {
         is_refresh: bool,
     ) {
         let mut cgroups: HashMap<String, Option<u64>> = HashMap::new();
+        let at_ns = monotonic_ns();
         let mut sums: Vec<(Measured, Resident)> =
             measured.into_iter().filter_map(|it| resident::rough(it.key.tgid).map(|sums| (it, sums))).collect();
         sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
@@ -92,6 +121,7 @@ impl MemoryReader {
         let mut left = if is_refresh { self.saved } else { OF_A_FILE };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
+        self.earlier.retain(|key, _| keys.contains(key));
         self.silent.retain(|key| keys.contains(key));
         for (it, sums) in sums {
             let (number, at_attach) = (it.process, it.at_attach);
@@ -99,6 +129,10 @@ impl MemoryReader {
                 None => &mut processes[number],
                 Some(number) => &mut idle[number],
             };
+            let now = ResidentAt { at_ns, bytes: sums.total_bytes() };
+            let first = at_attach.resident.unwrap_or(now);
+            let earlier = self.earlier.entry(it.key).or_insert(Earlier { from: first, next: first });
+            let growth_per_minute = earlier.growth_per_minute(now);
             let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(sums);
             let of_glibc = |glibc| Glibc {
                 at_attach_blocks: at_attach.inuse.map(|it| it.blocks),
@@ -111,7 +145,7 @@ impl MemoryReader {
                 Some(known) => *known,
                 None => *cgroups.entry(process.cgroup.clone()).or_insert(Cgroup::memory_bytes(&process.cgroup)),
             };
-            process.resident = Some(Resident { cgroup_bytes, ..found });
+            process.resident = Some(Resident { cgroup_bytes, growth_per_minute, ..found });
         }
         if is_refresh {
             self.saved = left;
@@ -311,6 +345,34 @@ mod tests {
         assert!(rough.undivided_bytes > 0 && rough.heap_bytes == 0 && rough.at_attach_bytes == Some(7), "{rough:?}");
         reader.readings.values_mut().for_each(|it| it.took = Duration::from_millis(1));
         assert_eq!(of(&mut reader, false).undivided_bytes, 0, "a file has more time");
+    }
+
+    /// A single profile has the growth since the process joined the recording; a service, that of the last one to two
+    /// minutes.
+    #[test]
+    fn growth_is_measured_from_a_bounded_series() {
+        let at = |seconds: u64, bytes| ResidentAt { at_ns: seconds * 1_000_000_000, bytes };
+        let mut earlier = Earlier { from: at(100, 5_000), next: at(100, 5_000) };
+        assert_eq!(earlier.growth_per_minute(at(100, 9_000)), None, "no time has passed");
+        assert_eq!(earlier.growth_per_minute(at(400, 10_000)), Some(1_000), "over five minutes");
+        assert_eq!(earlier.growth_per_minute(at(401, 10_000)), Some(997), "since the first reading");
+        assert_eq!(earlier.growth_per_minute(at(460, 4_000)), Some(-6_000), "since the reading a minute ago");
+        assert_eq!(earlier.growth_per_minute(at(490, 10_000)), Some(0));
+        // An idle process has its growth, too: in the second profile, or at once if it was read when it joined.
+        let mut reader = MemoryReader::default();
+        let of = |reader: &mut MemoryReader, resident| {
+            let mut measured = own();
+            measured.at_attach.resident = resident;
+            let mut idle = vec![Process::default()];
+            reader.measure(vec![measured], &mut [], &mut idle, true);
+            idle[0].resident.and_then(|resident| resident.growth_per_minute)
+        };
+        assert_eq!(of(&mut reader, None), None);
+        let minute_ago = monotonic_ns().saturating_sub(GROWTH_OVER_NS);
+        reader.earlier.values_mut().for_each(|it| it.from = ResidentAt { at_ns: minute_ago, bytes: 0 });
+        assert!(of(&mut reader, None) > Some(0));
+        let first = ResidentAt { at_ns: minute_ago, bytes: 0 };
+        assert!(of(&mut MemoryReader::default(), Some(first)) > Some(0));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::report::chain::{Chain, lines as chain_lines};
 use heapbpf_profile::report::text::clip_start;
+use heapbpf_profile::units::signed;
 use heapbpf_profile::{GroupBy, Process, units};
 use ratatui_core::style::Style;
 
 use super::canvas::Canvas;
-use super::texts::{call_line, joined, signed};
+use super::texts::{call_line, joined};
 use crate::details::{others, sparkline};
 use crate::row::Entry;
 use crate::top::Top;

@@ -32,8 +32,3 @@ pub(super) fn joined(facts: &[String], columns: usize) -> Vec<String> {
 pub(super) fn call_line(call: &Call, columns: usize) -> String {
     clip(&format!("{}  {}", call.name, call.place), columns)
 }
-
-/// Bytes with a sign.
-pub(super) fn signed(bytes: f64) -> String {
-    if bytes > 0.0 { format!("+{}", units::bytes(bytes)) } else { units::bytes(bytes) }
-}

@@ -47,10 +47,12 @@ fn json_keeps_losses_and_slack() {
 
 #[test]
 fn json_keeps_resident_memory() {
-    let profile = testing::measured();
+    let mut profile = testing::measured();
     let value: serde_json::Value = serde_json::from_slice(&written(&profile, "json")).expect("JSON");
     assert_eq!(value["processes"][0]["resident"]["heap"], 300 << 20);
+    assert!(value["processes"][0]["resident"].get("growth_per_minute").is_some_and(serde_json::Value::is_null));
     assert!(value["processes"][1].get("resident").is_none());
+    profile.processes[0].resident.as_mut().expect("measured").growth_per_minute = Some(-4096);
     let back = parse(&written(&profile, "json")).expect("its own output");
     assert_eq!(back.processes[0].resident, profile.processes[0].resident);
 }
