@@ -427,7 +427,8 @@ mod tests {
         let remark = with_share("7 samples (of 9) were lost", 0.125, "the ring was full (100 %): why");
         assert_eq!(remark, "7 samples (of 9) were lost (12.50 %): the ring was full (100 %): why");
         assert_eq!(share_in(&remark), Some(0.125));
-        for other in ["", "60 % of the samples", "x (NaN %): y", "x (101 %): y", "x (-1 %): y", "x 5 %): y", "(é %): y"] {
+        for other in ["", "60 % of the samples", "x (NaN %): y", "x (101 %): y", "x (-1 %): y", "x 5 %): y", "(é %): y"]
+        {
             assert_eq!(share_in(other), None, "{other}");
         }
     }

@@ -405,8 +405,8 @@ impl TargetSet {
     pub fn at_attach(&self, pid: u32) -> AtAttach {
         let coverage = self.coverages.get(&pid);
         let anonymous_bytes = coverage.and_then(|coverage| coverage.at_attach_bytes);
-        let resident = coverage
-            .and_then(|it| Some(ResidentAt { at_ns: it.since_ns, bytes: it.resident_at_attach_bytes? }));
+        let resident =
+            coverage.and_then(|it| Some(ResidentAt { at_ns: it.since_ns, bytes: it.resident_at_attach_bytes? }));
         let inuse = match anonymous_bytes {
             None => None,
             // A program that started during the recording.
