@@ -11,6 +11,8 @@ use crate::intern::Interned;
 use crate::model::Profile;
 use crate::value::Value;
 
+/// Maximum number of functions that are shown, and so of source files that are asked for.
+const MOST_FUNCTIONS: usize = 100;
 /// Maximum number of lines with figures that are shown of a function: the largest.
 const MOST_LINES: usize = 20;
 /// Lines shown before and after each of them.
@@ -50,7 +52,7 @@ pub fn source_candidates(recorded: &str) -> Vec<String> {
 }
 
 /// Renders the source lines of the functions with the largest value (by default bytes in use), at most
-/// [`ReportOptions::top`] functions. `find` returns the source file with a recorded path, or says why there is none; it
+/// [`ReportOptions::top`] functions and never more than 100. `find` returns the source file with a recorded path, or says why there is none; it
 /// is called once for each file that is needed.
 pub fn source_lines(
     profile: &Profile,
@@ -66,7 +68,7 @@ pub fn source_lines(
         lines.push("  no function has source lines; --symbolize looks for debug information".into());
     }
     let mut found: HashMap<&str, Result<Source, String>> = HashMap::new();
-    for function in functions.iter().take(options.top) {
+    for function in functions.iter().take(options.top.min(MOST_FUNCTIONS)) {
         let source = found.entry(function.file).or_insert_with_key(|file| find(file));
         lines.push(String::new());
         lines.extend(section(&context, function, source));
