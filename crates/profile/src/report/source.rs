@@ -52,8 +52,8 @@ pub fn source_candidates(recorded: &str) -> Vec<String> {
 }
 
 /// Renders the source lines of the functions with the largest value (by default bytes in use), at most
-/// [`ReportOptions::top`] functions and never more than 100. `find` returns the source file with a recorded path, or says why there is none; it
-/// is called once for each file that is needed.
+/// [`ReportOptions::top`] functions and never more than 100. `find` returns the source file with a recorded path, or
+/// says why there is none; it is called once for each file that is needed.
 pub fn source_lines(
     profile: &Profile,
     options: &ReportOptions,
@@ -69,7 +69,7 @@ pub fn source_lines(
     }
     let mut found: HashMap<&str, Result<Source, String>> = HashMap::new();
     for function in functions.iter().take(options.top.min(MOST_FUNCTIONS)) {
-        let source = found.entry(function.file).or_insert_with_key(|file| find(file));
+        let source = found.entry(function.file).or_insert_with(|| find(function.file));
         lines.push(String::new());
         lines.extend(section(&context, function, source));
     }
