@@ -1,6 +1,6 @@
 // Puts the parts together: what is shown, and what happens when something is chosen.
 
-import { details } from "./details.ts";
+import { boxTexts, details } from "./details.ts";
 import { columnOf, growthDoc, profileDoc, significantShare, type Doc } from "./doc.ts";
 import { banner, button, byId, element, pause, renew } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
@@ -8,7 +8,7 @@ import { FlameGraph } from "./flame.ts";
 import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
 import { History } from "./history.ts";
 import { refreshPause, retryPause, Server } from "./live.ts";
-import type { Column, GrowthData, HistoryData, LiveData, PageData, StaticData } from "./model.ts";
+import type { Column, FrameView, GrowthData, HistoryData, LiveData, PageData, StaticData } from "./model.ts";
 import { askRange, ends, growthText, isRange, RANGE_VALUES, showMarks, type Range, type RangeValue } from "./range.ts";
 import { fragment, parse, type State } from "./state.ts";
 import { hooks, memory, Programs, summary } from "./summary.ts";
@@ -53,11 +53,8 @@ export class App {
     byId("controls").addEventListener("keydown", event => this.tabKey(event));
     byId("turn").addEventListener("click", () => this.set({ icicle: !this.state.icicle }));
     byId<HTMLSelectElement>("span").addEventListener("change", event => this.set({ span: Number((event.target as HTMLSelectElement).value) }));
-    byId("libraries").addEventListener("click", () => {
-      // Nodes of another tree have other places.
-      this.state = { ...this.state, libraries: !this.state.libraries, zoom: 0 };
-      void this.rebuild().then(() => this.set({}));
-    });
+    byId("libraries").addEventListener("click", () => this.showFrames(this.state.frames === "program" ? "libraries" : "program"));
+    byId("startup").addEventListener("click", () => this.showFrames(this.state.frames === "all" ? "libraries" : "all"));
     let typing = 0;
     byId<HTMLInputElement>("search").addEventListener("input", event => {
       clearTimeout(typing);
@@ -72,9 +69,9 @@ export class App {
       if (event.key === "?" && !inField) byId<HTMLDialogElement>("keys").showModal();
     });
     addEventListener("hashchange", () => {
-      const { libraries } = this.state;
+      const { frames } = this.state;
       this.state = parse(location.hash);
-      void (libraries === this.state.libraries ? this.followMarks() : this.rebuild()).then(() => this.showAll());
+      void (frames === this.state.frames ? this.followMarks() : this.rebuild()).then(() => this.showAll());
     });
   }
 
@@ -94,7 +91,7 @@ export class App {
   /** Makes the comparison that the file has ready to be shown. */
   private async compare() {
     const data = this.compared;
-    if (data) this.range = { value: "growth", from: data.from_ms, to: data.to_ms, doc: await growthDoc(data, this.state.libraries), text: growthText(data) };
+    if (data) this.range = { value: "growth", from: data.from_ms, to: data.to_ms, doc: await growthDoc(data, this.state.frames), text: growthText(data) };
   }
 
   /** The page of a server: asks, shows, and asks again. */
@@ -168,7 +165,7 @@ export class App {
   }
 
   private async take(data: PageData, serving: LiveData["serving"] = null) {
-    const doc = await profileDoc(data, this.state.libraries);
+    const doc = await profileDoc(data, this.state.frames);
     this.data = data;
     this.doc = doc;
     document.title = `heapbpf: ${shown(data.subject, 80)}`;
@@ -186,10 +183,16 @@ export class App {
     this.showAll();
   }
 
-  /** Makes anew what is shown, with frames of libraries or without. */
+  private showFrames(frames: FrameView) {
+    // Nodes of another tree have other places.
+    this.state = { ...this.state, frames, zoom: 0 };
+    void this.rebuild().then(() => this.set({}));
+  }
+
+  /** Makes anew what is shown, after other frames were chosen. */
   private async rebuild() {
     if (!this.data) return;
-    this.doc = await profileDoc(this.data, this.state.libraries);
+    this.doc = await profileDoc(this.data, this.state.frames);
     this.range = null;
     await this.compare();
     await this.followMarks();
@@ -247,7 +250,9 @@ export class App {
     const turn = byId("turn");
     turn.hidden = state.tab !== "flame" || state.of !== "";
     turn.setAttribute("aria-pressed", String(!state.icicle));
-    byId("libraries").setAttribute("aria-pressed", String(state.libraries));
+    byId("libraries").setAttribute("aria-pressed", String(state.frames !== "program"));
+    byId("startup").setAttribute("aria-pressed", String(state.frames === "all"));
+    byId("startup").hidden = state.frames === "program";
     if (this.sized !== column) {
       this.size = sizes(view.tree, view.leaf, column.estimate);
       this.sized = column;
@@ -272,7 +277,8 @@ export class App {
     this.flame.search(pattern(this.state.search));
     this.flame.turn(this.state.icicle);
     const view = this.view(), significant = significantShare(view, this.size);
-    this.flame.show({ tree: view.tree, hashes: view.hashes, size: this.size, unit: column.info.unit, ...(significant ? { significant } : {}) }, this.zoom);
+    const more = (node: number) => boxTexts(view, column, node);
+    this.flame.show({ tree: view.tree, hashes: view.hashes, size: this.size, unit: column.info.unit, more, ...(significant ? { significant } : {}) }, this.zoom);
   }
 
   private showPath(column: Column) {
@@ -395,7 +401,7 @@ export class App {
     const { from, to, value } = this.state, { range } = this;
     if (!this.served || !isRange(value) || !from || !to) return;
     if (range?.value === value && range.from === from && range.to === to) return;
-    const answer = await askRange(this.served.server, value, from, to, this.state.libraries);
+    const answer = await askRange(this.served.server, value, from, to, this.state.frames);
     if (!("failed" in answer)) {
       this.range = answer;
       return;

@@ -2,6 +2,7 @@
 
 import { button, drawing, element } from "./dom.ts";
 import { bytes, count, figure, interval, known, percent, seconds, shown } from "./format.ts";
+import type { Doc } from "./doc.ts";
 import type { Change, Column, Lifetimes, Sheet } from "./model.ts";
 
 export interface Details {
@@ -56,13 +57,25 @@ function sizes({ sizes: it, columns, stack }: Details): HTMLElement | string {
   return element("p", {}, element("b", {}, "Sizes of sampled blocks: "), range);
 }
 
+function lifetimeText(it: Lifetimes): string {
+  const half = it.median === null ? "more than half are not freed" : `half are freed within ${seconds(it.median)}`;
+  return `${half}${it.temporary > 0 ? `; ${percent(it.temporary)} temporary` : ""}`;
+}
+
+/** The interval and the lifetimes of a box of the graph, as far as they are known. */
+export function boxTexts(view: Doc, column: Column, node: number): string[] {
+  const box = view.boxes.of(view, column, node);
+  if (!box) return [];
+  const ends = interval(box.low, box.high, column.info.unit);
+  return [ends && ends !== "exact" ? `95 % interval: ${ends}` : ends, box.lifetimes ? `Lifetimes: ${lifetimeText(box.lifetimes)}` : ""].filter(text => text);
+}
+
 const WIDE = 320, TALL = 110, EDGE = 260;
 
 /** The lifetime curve. Beyond its end, blocks are still in use: how long they live is not known. */
 function lifetimes(it: Lifetimes | null | undefined): HTMLElement | string {
   if (!it) return "";
-  const half = it.median === null ? "more than half are not freed" : `half are freed within ${seconds(it.median)}`;
-  const text = `${half}${it.temporary > 0 ? `; ${percent(it.temporary)} temporary` : ""}`;
+  const text = lifetimeText(it);
   const title = element("p", {}, element("b", {}, "Lifetimes: "), text);
   const curve = it.curve ?? [];
   if (curve.length < 2) return title;

@@ -20,6 +20,8 @@ export interface Shown {
   unit: string;
   /** Share of each node that grew significantly; colours mean that, and nothing else, if it is there. */
   significant?: Float64Array;
+  /** What is known of a node besides its size. */
+  more?: (node: number) => string[];
 }
 
 export interface Options {
@@ -274,7 +276,8 @@ export class FlameGraph {
     this.tip.hidden = node === null;
     if (node === null) return;
     const { tree } = this.shown!, label = tree.label[node], place = tree.place(label);
-    this.tip.replaceChildren(shown(tree.name(label)), element("small", {}, this.about(node)), place ? element("small", {}, shown(place, 300)) : "");
+    const lines = [this.about(node), ...(this.shown!.more?.(node) ?? []), place ? shown(place, 300) : ""].filter(text => text);
+    this.tip.replaceChildren(shown(tree.name(label)), ...lines.map(text => element("small", {}, text)));
     const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
     const top = event.clientY + 18 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 10 : event.clientY + 18;
     this.tip.style.left = `${Math.max(4, left)}px`;
@@ -298,7 +301,7 @@ export class FlameGraph {
     else return;
     event.preventDefault();
     if (to !== undefined && to >= 0 && size[to] > 0) this.selected = to;
-    this.live.textContent = `${shown(tree.name(tree.label[this.selected]))}: ${this.about(this.selected)}`;
+    this.live.textContent = `${shown(tree.name(tree.label[this.selected]))}: ${[this.about(this.selected), ...(it.more?.(this.selected) ?? [])].join("; ")}`;
     const y = this.y(tree.depth[this.selected]);
     if (y < 0) this.scroller.scrollTop += y;
     if (y + ROW > this.scroller.clientHeight) this.scroller.scrollTop += y + ROW - this.scroller.clientHeight;

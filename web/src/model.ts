@@ -18,6 +18,8 @@ interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
 interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[]; rank: number[] }
 interface WireStacks { id: number[]; group: number[]; cut: number[]; shared: number[]; own: number[]; calls: number[] }
 interface WireSheet { strings: string[]; functions: WireFunctions; frames: WireFrames; stacks: WireStacks }
+/** Intervals and lifetimes of large boxes that several stacks share. `of` tells sets of stacks apart, `low` and `high` have a list for each value. */
+export interface WireBoxes { of: number[]; low: (number | null)[][]; high: (number | null)[][]; lifetimes: ([number | null, number] | null)[] }
 interface WireColumn { estimate: number[]; low: (number | null)[]; high: (number | null)[]; samples: number[] }
 
 export interface PageData extends WireSheet {
@@ -25,7 +27,7 @@ export interface PageData extends WireSheet {
   interval: number; criterion: string; confidence: number; live: boolean; values: ValueInfo[]; active: number;
   totals: Figure[]; groups: Group[]; processes: Process[]; growing: Growing[] | null; remarks: string[]; counters: Record<string, number>;
   left_out: number; columns: WireColumn[]; sizes: { smallest: number[]; largest: number[] };
-  lifetimes: (Lifetimes | null)[];
+  lifetimes: (Lifetimes | null)[]; boxes: WireBoxes;
 }
 
 type Ends = [number | null, number | null, number | null];
@@ -54,6 +56,9 @@ export interface Column {
   estimate: Float64Array; low: Float64Array; high: Float64Array; samples: Float64Array;
 }
 
+/** Which frames are shown: the program's own; those of libraries, too; all, with those of start-up. */
+export type FrameView = "program" | "libraries" | "all";
+
 /** Functions, frames and stacks. */
 export class Sheet {
   readonly names: string[];
@@ -74,8 +79,7 @@ export class Sheet {
   /** The first frame of each function. */
   private readonly frameOf: Int32Array;
 
-  /** `all`: whether frames of libraries are shown, too. */
-  constructor(wire: WireSheet, readonly groups: string[], readonly all: boolean) {
+  constructor(wire: WireSheet, readonly groups: string[], readonly view: FrameView) {
     const { strings, functions, frames, stacks } = wire;
     this.strings = strings;
     this.names = functions.name.map(text => strings[text]);
@@ -100,23 +104,25 @@ export class Sheet {
       before = this.start[i];
     }
     this.start[this.count] = at;
-    this.shownStart = all ? this.start : new Int32Array(this.count + 1);
-    this.shownPath = all ? this.path : new Int32Array(total);
-    if (!all) {
+    this.shownStart = view === "all" ? this.start : new Int32Array(this.count + 1);
+    this.shownPath = view === "all" ? this.path : new Int32Array(total);
+    if (view !== "all") {
       let end = 0;
       for (let i = 0; i < this.count; i++) {
         this.shownStart[i] = end;
-        for (const frame of this.programFrames(this.allFramesOf(i))) this.shownPath[end++] = frame;
+        for (const frame of this.selected(this.allFramesOf(i))) this.shownPath[end++] = frame;
       }
       this.shownStart[this.count] = end;
     }
   }
 
-  /** The program's own frames of a stack; those of libraries if it has none. `frames`: outermost first. */
-  private programFrames(frames: Int32Array): Int32Array {
+  /** The program's own frames of a stack, those of libraries if it has none; or all but those of start-up. `frames`: outermost first. The daemon selects
+   * frames for its boxes by the same rules. */
+  private selected(frames: Int32Array): Int32Array {
     const { rank } = this.frames;
     let best = 4;
     for (const frame of frames) best = Math.min(best, rank[frame]);
+    if (this.view === "libraries") return best > 2 ? frames : frames.filter(frame => rank[frame] <= 3);
     let innermost = frames.length - 1;
     while (innermost > 0 && rank[frames[innermost]] !== best) innermost--;
     const isShown = (frame: number) => (best === 0 ? rank[frame] === 0 || rank[frame] === 2 : best <= 2 ? rank[frame] <= 2 : true);
@@ -136,7 +142,7 @@ export class Sheet {
   /** All stacks so that those with equal outer functions follow each other. The daemon sends them in that order for all frames. */
   order(): number[] {
     const order = Array.from({ length: this.count }, (_, i) => i), of = this.frames.function;
-    if (this.all) return order;
+    if (this.view === "all") return order;
     const compare = (a: number, b: number) => {
       const differs = this.group[a] - this.group[b] || Number(this.cut[a] === 0) - Number(this.cut[b] === 0);
       if (differs) return differs;

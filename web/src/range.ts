@@ -5,7 +5,7 @@ import { button, byId, element, renew } from "./dom.ts";
 import { bytes, clock, count } from "./format.ts";
 import { nearest } from "./history.ts";
 import type { Server } from "./live.ts";
-import type { Figure, GrowthData, KeptData } from "./model.ts";
+import type { Figure, FrameView, GrowthData, KeptData } from "./model.ts";
 
 /** Values that are of a range. */
 export const RANGE_VALUES = { kept: "allocated between the marks and kept", growth: "growth between the marks" } as const;
@@ -19,15 +19,15 @@ export function isRange(value: string): value is RangeValue {
 export interface Range { value: RangeValue; from: number; to: number; doc: Doc; text: string }
 
 /** Asks the server for a value of a range. */
-export async function askRange(server: Server, value: RangeValue, from: number, to: number, libraries: boolean): Promise<Range | { failed: string }> {
+export async function askRange(server: Server, value: RangeValue, from: number, to: number, frames: FrameView): Promise<Range | { failed: string }> {
   const query = `?from=${from}&to=${to}`, gone = "heapbpf does not answer.";
   if (value === "growth") {
     const answer = await server.json<GrowthData>(`page/growth${query}`);
-    if ("data" in answer) return { value, from, to, doc: await growthDoc(answer.data, libraries), text: growthText(answer.data) };
+    if ("data" in answer) return { value, from, to, doc: await growthDoc(answer.data, frames), text: growthText(answer.data) };
     return { failed: "gone" in answer ? gone : answer.refused };
   }
   const answer = await server.json<KeptData>(`page/kept${query}`);
-  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, libraries), text: keptText(answer.data) };
+  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, frames), text: keptText(answer.data) };
   return { failed: "gone" in answer ? gone : answer.refused };
 }
 

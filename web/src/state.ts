@@ -1,5 +1,7 @@
 // What a link opens again.
 
+import type { FrameView } from "./model.ts";
+
 export interface State {
   /** Value: `inuse_space`, …, `temporary`, `growth`. */
   value: string;
@@ -9,8 +11,8 @@ export interface State {
   /** Hash of the path of the node that fills the width; 0: all. */
   zoom: number;
   search: string;
-  /** Whether frames of libraries are shown. */
-  libraries: boolean;
+  /** Which frames are shown. */
+  frames: FrameView;
   /** Id of the stack whose details are shown. */
   stack: number;
   /** The function of the sandwich view. */
@@ -26,7 +28,7 @@ export interface State {
 const SPANS = [10, 60, 360, 1440];
 
 export const INITIAL: State = {
-  value: "", tab: "flame", icicle: true, zoom: 0, search: "", libraries: false, stack: 0, of: "", sort: "-value", from: 0, to: 0, span: 60,
+  value: "", tab: "flame", icicle: true, zoom: 0, search: "", frames: "program", stack: 0, of: "", sort: "-value", from: 0, to: 0, span: 60,
 };
 
 /** The state of a fragment. What is not understood is as if it were not there. */
@@ -41,7 +43,8 @@ export function parse(fragment: string): State {
   if (tab === "table" || tab === "functions") state.tab = tab;
   state.icicle = pairs.get("root") !== "below";
   state.zoom = whole("zoom");
-  state.libraries = pairs.get("frames") === "all";
+  const frames = pairs.get("frames");
+  if (frames === "libraries" || frames === "all") state.frames = frames;
   state.search = (pairs.get("search") ?? "").slice(0, 1000);
   state.stack = whole("stack");
   state.of = (pairs.get("of") ?? "").slice(0, 20000);
@@ -58,7 +61,7 @@ export function fragment(state: State): string {
   if (state.value) pairs.set("value", state.value);
   if (state.tab !== INITIAL.tab) pairs.set("tab", state.tab);
   if (!state.icicle) pairs.set("root", "below");
-  if (state.libraries) pairs.set("frames", "all");
+  if (state.frames !== INITIAL.frames) pairs.set("frames", state.frames);
   if (state.zoom) pairs.set("zoom", String(state.zoom));
   if (state.search) pairs.set("search", state.search);
   if (state.stack) pairs.set("stack", String(state.stack));

@@ -1,12 +1,13 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { qText } from "../src/details.ts";
+import { Boxes } from "../src/doc.ts";
 import { csv, folded } from "../src/export.ts";
 import { boxesOf } from "../src/flame.ts";
 import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
 import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
-import { columns, Sheet, TEMPORARY, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
+import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
 import { faded, hsl, originColour, Rows } from "../src/pixels.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
@@ -14,7 +15,7 @@ import { lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
 
 /** Stacks by their functions, outermost first, in the order in which the daemon sends them. */
-function sheet(chains: string[][], groups: string[] = ["app"], group: number[] = [], all = true): Sheet {
+function sheet(chains: string[][], groups: string[] = ["app"], group: number[] = [], view: FrameView = "all"): Sheet {
   const names = [...new Set(chains.flat())].sort(), frames = names.map((_, i) => i);
   const zeros = names.map(() => 0);
   const calls = chains.map(chain => chain.map(name => names.indexOf(name)));
@@ -26,12 +27,12 @@ function sheet(chains: string[][], groups: string[] = ["app"], group: number[] =
       id: chains.map((_, i) => 1000 + i), group: chains.map((_, i) => group[i] ?? 0), cut: chains.map(() => 0),
       ...prefixes(calls),
     },
-  }, groups, all);
+  }, groups, view);
 }
 
 /** `std` stands for a wrapper of an allocator, `lib` for a library. */
 function rankOf(name: string): number {
-  return name === "main" ? 2 : name.startsWith("lib") ? 1 : name === "malloc" || name === "std" ? 3 : 0;
+  return name === "_start" ? 4 : name === "main" ? 2 : name.startsWith("lib") ? 1 : name === "malloc" || name === "std" ? 3 : 0;
 }
 
 function prefixes(calls: number[][]) {
@@ -52,7 +53,7 @@ const WEIGHTS = Float64Array.from([10, 20, 30, 40]);
 
 test("without frames of libraries, stacks are the program's own", () => {
   const chains = [["main", "a", "lib", "b", "std", "malloc"], ["main", "a", "lib2", "b", "malloc"], ["main", "lib", "malloc"], ["main", "a", "c"]];
-  const it = sheet(chains, ["app"], [], false), names = (stack: number) => Array.from(it.framesOf(stack), frame => it.names[it.frames.function[frame]]);
+  const it = sheet(chains, ["app"], [], "program"), names = (stack: number) => Array.from(it.framesOf(stack), frame => it.names[it.frames.function[frame]]);
   assert.deepEqual(chains.map((_, i) => names(i)), [["main", "a", "b"], ["main", "a", "b"], ["main", "lib"], ["main", "a", "c"]]);
   assert.equal(it.allFramesOf(0).length, 6);
   const { tree, leaf } = callTree(it);
@@ -60,6 +61,32 @@ test("without frames of libraries, stacks are the program's own", () => {
   assert.equal(leaf[0], leaf[1]);
   assert.deepEqual(Array.from(sizes(tree, leaf, WEIGHTS)).sort((a, b) => b - a), [100, 100, 70, 40, 30, 30]);
   assert.equal(folded({ sheet: it } as never, WEIGHTS).split("\n")[0], "main;a;lib;b;std;malloc 10");
+});
+
+test("start-up is folded with frames of libraries, unless there is nothing else", () => {
+  const chains = [["_start", "main", "lib", "malloc"], ["_start", "malloc"]];
+  const names = (view: FrameView) => {
+    const it = sheet(chains, ["app"], [], view);
+    return chains.map((_, i) => Array.from(it.framesOf(i), frame => it.names[it.frames.function[frame]]).join(" "));
+  };
+  assert.deepEqual(names("libraries"), ["main lib malloc", "_start malloc"]);
+  assert.deepEqual(names("all"), ["_start main lib malloc", "_start malloc"]);
+});
+
+test("a box has the figures of its stack, or those of its set of stacks", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it), nan = WEIGHTS.map(() => NaN);
+  const column = { info: { name: "inuse_space", title: "", unit: "bytes" }, estimate: WEIGHTS, low: WEIGHTS.map(weight => weight - 1), high: nan, samples: WEIGHTS };
+  const whole = 1000 + 1001 + 1002 + 1003;
+  const boxes = new Boxes({ of: [whole], low: [[90]], high: [[110]], lifetimes: [[2, 0.5]] }, ["inuse_space"]);
+  const doc = { tree, leaf, sheet: it, lifetimes: null }, node = (name: string, stack: number) => {
+    let at = leaf[stack];
+    while (tree.name(tree.label[at]) !== name) at = tree.parent[at];
+    return at;
+  };
+  assert.deepEqual(boxes.of(doc, column, node("main", 0)), { low: 90, high: 110, lifetimes: { median: 2, temporary: 0.5 } });
+  assert.deepEqual(boxes.of(doc, column, node("c", 3)), { low: 39, high: null, lifetimes: null });
+  assert.equal(boxes.of(doc, column, node("a", 0)), null, "two stacks, of which nothing was told");
+  assert.equal(boxes.of(doc, { ...column, info: { ...column.info, name: "temporary" } }, node("main", 0))?.low, null);
 });
 
 test("numbers have their units", () => {
@@ -301,7 +328,7 @@ test("a q-value has no digits that mean nothing", () => {
 test("files hold every stack", () => {
   const it = sheet(CHAINS), { tree, leaf } = callTree(it);
   const column = { info: { name: "inuse_space", title: "", unit: "bytes" }, estimate: WEIGHTS, low: WEIGHTS.map(() => NaN), high: WEIGHTS, samples: WEIGHTS };
-  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null };
+  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null, boxes: new Boxes() };
   assert.equal(folded(doc, WEIGHTS).split("\n")[1], "main;a;b;malloc 20");
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
 });

@@ -23,6 +23,8 @@ pub enum Links {
     Inside,
     /// A path that contains one is refused.
     Refused,
+    /// They are followed; a path that leads out of the root by one, by `..` or by a leading `/` is refused (`EXDEV`).
+    Beneath,
 }
 
 /// Opens the regular file `path` for reading, as a process with the root directory `root` would. Symbolic links cannot
@@ -45,10 +47,12 @@ pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     // zero.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
-    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    if links == Links::Refused {
-        how.resolve |= libc::RESOLVE_NO_SYMLINKS;
-    }
+    how.resolve = libc::RESOLVE_NO_MAGICLINKS
+        | match links {
+            Links::Inside => libc::RESOLVE_IN_ROOT,
+            Links::Refused => libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_SYMLINKS,
+            Links::Beneath => libc::RESOLVE_BENEATH,
+        };
     // SAFETY: `path` is NUL-terminated, `how` is initialised and has the size that is passed; both outlive the call, as
     // does `directory`.
     let fd = unsafe {
@@ -127,6 +131,17 @@ mod tests {
         let found = |path: &str| find(&root, Path::new(path), Links::Refused).map_err(|error| error.raw_os_error());
         assert!(found("etc/passwd").is_ok());
         assert_eq!(found("absolute/passwd").err(), Some(Some(libc::ELOOP)));
+        symlink("etc/../etc", root.join("near")).expect("our own folder");
+        let beneath = |path: &str| {
+            find(&root, Path::new(path), Links::Beneath)
+                .and_then(|handle| open_regular(&handle))
+                .and_then(io::read_to_string)
+        };
+        assert_eq!(beneath("near/passwd").ok().as_deref(), Some("inside"));
+        for path in ["out/passwd", "absolute/passwd", "/etc/passwd", "up", "../secret", "etc/../../secret"] {
+            assert_eq!(beneath(path).map_err(|error| error.raw_os_error()), Err(Some(libc::EXDEV)), "{path}");
+        }
+        assert!(beneath("magic/passwd").is_err() && beneath("round").is_err());
         let fifo = CString::new(root.join("fifo").as_os_str().as_bytes()).expect("no NUL");
         // SAFETY: `fifo` is a NUL-terminated string that outlives the call.
         assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);

@@ -236,6 +236,27 @@ impl Pool {
         }
     }
 
+    /// Adds the rows of another pool. The bounds on lost samples have to be set again.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        other.processes.iter().for_each(|process| self.processes.insert(process));
+        self.covered.extend(&other.covered);
+        self.is_unread |= other.is_unread;
+        self.has_mapped |= other.has_mapped;
+        self.incomplete = self.incomplete.saturating_add(other.incomplete);
+        self.lost_samples.bytes += other.lost_samples.bytes;
+        self.lost_samples.objects += other.lost_samples.objects;
+        self.lost = None;
+        for more in &other.parts {
+            let part = self.part(more.interval, more.of_go);
+            part.alloc.add(&more.alloc);
+            part.inuse.add(&more.inuse);
+            part.at_exit.add(&more.at_exit);
+            if let Some(more) = &more.in_memory {
+                part.in_memory.get_or_insert_default().add(more);
+            }
+        }
+    }
+
     /// Number of samples of allocations whose stack does not reach the entry of its thread.
     pub const fn incomplete_samples(&self) -> u64 {
         self.incomplete

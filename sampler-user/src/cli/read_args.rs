@@ -126,6 +126,9 @@ pub struct ReportArgs {
     /// Show a tree of the callers of functions whose name, source file or module matches
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "tree"])]
     pub callers: Option<Regex>,
+    /// Show source lines of the functions with most bytes in use, from files in this folder
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["by", "suspects", "tree", "callers", "plot", "details", "outputs", "format"])]
+    pub source: Option<PathBuf>,
     /// Keep only stacks with a frame whose function, source file or module matches
     #[arg(long, value_name = "REGEX")]
     pub focus: Option<Regex>,

@@ -1,15 +1,17 @@
 //! `heapbpf report`: shows a saved profile as text tables, or writes it in another format. It can add names to a
 //! profile without names.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal, Read};
+use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_host::in_root::{self, Links};
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::filter::Filter;
 use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::model::Profile;
-use heapbpf_profile::report::{self, ReportOptions, Tree};
+use heapbpf_profile::report::{self, ReportOptions, Source, Tree, source_candidates, source_lines};
 use heapbpf_record::progress_line::during;
 use heapbpf_record::remarks::say;
 use heapbpf_record::terminal;
@@ -27,6 +29,10 @@ use super::{frames, plan};
 
 /// Default number of table rows.
 const ROWS: usize = 20;
+/// Default number of functions whose source lines are shown.
+const FUNCTIONS: usize = 5;
+/// Maximum size of a source file that is read, in bytes.
+const MOST_SOURCE: usize = 4 << 20;
 /// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
 
@@ -38,6 +44,9 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     let options = options(args)?;
     let products = products(args, &options)?;
     plan::check_debug_dirs(&args.debug_dir)?;
+    if let Some(folder) = args.source.as_ref().filter(|folder| !folder.is_dir()) {
+        return Err(PlanError::Blocked(format!("--source {}: there is no such folder", folder.display())).into());
+    }
     let mut all = Vec::with_capacity(args.profiles.len());
     for path in &args.profiles {
         let mut profile = profiles::open(path)?;
@@ -60,7 +69,38 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     if !products.is_empty() {
         return Ok(0);
     }
+    if let Some(folder) = &args.source {
+        let options = ReportOptions { top: args.top.unwrap_or(FUNCTIONS), ..options };
+        let find = |file: &str| source(folder, file);
+        return print(&during(|| "reading source files".into(), || source_lines(profile, &options, find)));
+    }
     print(&during(|| "adding up".into(), || report::report(profile, &options)))
+}
+
+/// Reads the source file with this recorded path below a folder, or says why not. The path comes from the profiled
+/// program: neither it nor a link in the folder leads out of the folder, and only regular files are opened.
+fn source(folder: &Path, recorded: &str) -> Result<Source, String> {
+    for path in source_candidates(recorded) {
+        let failed = |why: &str| Err(format!("{path}: {why}"));
+        let opened = in_root::find(folder, Path::new(&path), Links::Beneath);
+        let file = match opened.and_then(|handle| in_root::open_regular(&handle)) {
+            Ok(file) => file,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::EXDEV) => {
+                return failed("not read, because it leads out of the folder");
+            }
+            Err(error) => return failed(&error.to_string()),
+        };
+        let mut bytes = Vec::new();
+        if let Err(error) = file.take(MOST_SOURCE as u64 + 1).read_to_end(&mut bytes) {
+            return failed(&error.to_string());
+        }
+        if bytes.len() > MOST_SOURCE {
+            return failed("not read, because it has more than 4 MiB");
+        }
+        return Ok(Source { text: String::from_utf8_lossy(&bytes).into_owned(), path });
+    }
+    Err("no such file in the folder".into())
 }
 
 /// Whether the user asked only for the short answer.
@@ -121,5 +161,50 @@ fn tell(summary: &Summary) {
     }
     for note in &summary.notes {
         say(escaped(note));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn nothing_outside_of_the_folder_is_read() {
+        if heapbpf_testing::is_emulated("no openat2(2)") {
+            return;
+        }
+        let outer = tempfile::tempdir().expect("a temporary folder");
+        let folder = outer.path().join("src");
+        fs::create_dir_all(folder.join("lib")).expect("our own folder");
+        fs::write(outer.path().join("secret"), "outside").expect("our own folder");
+        fs::write(folder.join("lib/a.c"), "inside").expect("our own folder");
+        fs::write(folder.join("large.c"), vec![b'x'; MOST_SOURCE + 1]).expect("our own folder");
+        let absolute = outer.path().join("secret");
+        for (link, target) in [
+            ("up.c", Path::new("../secret")),
+            ("absolute.c", absolute.as_path()),
+            ("near.c", Path::new("lib/a.c")),
+            ("out", outer.path()),
+        ] {
+            symlink(target, folder.join(link)).expect("our own folder");
+        }
+        let read = |recorded: &str| source(&folder, recorded);
+        for recorded in ["/build/app/lib/a.c", "lib/../lib/a.c", "../../lib/a.c", "near.c"] {
+            assert_eq!(read(recorded).map(|it| it.text).as_deref(), Ok("inside"), "{recorded}");
+        }
+        assert_eq!(read("/build/app/lib/a.c").map(|it| it.path).as_deref(), Ok("lib/a.c"));
+        for recorded in ["up.c", "absolute.c", "out/secret", "/x/../out/./secret"] {
+            let refused = read(recorded).expect_err(recorded);
+            assert!(refused.ends_with("leads out of the folder"), "{recorded}: {refused}");
+        }
+        for recorded in ["../secret", "/../secret", "lib/../../secret", &absolute.display().to_string(), "/etc/passwd"]
+        {
+            assert_eq!(read(recorded), Err("no such file in the folder".into()), "{recorded}");
+        }
+        assert!(read("large.c").expect_err("it is too large").ends_with("4 MiB"));
+        assert!(read("lib").expect_err("a folder").contains("not a regular file"));
     }
 }

@@ -113,6 +113,9 @@ fn a_file_compares_two_profiles() {
     assert!(browser.text("document.getElementById('path').innerText").contains(" net; 1 stack grew significantly"));
     assert!(browser.text("document.getElementById('report').textContent").contains("new, sure"));
     browser.click("#libraries");
+    browser.until("!document.getElementById('startup').hidden && location.hash.includes('frames=libraries')");
+    browser.click("#startup");
+    browser.until("location.hash.includes('frames=all')");
     browser.click("#tab-table");
     browser.until("document.getElementById('main').innerText.includes('site_06')");
     browser.value("(() => { const it = document.getElementById('value'); it.value = 'inuse_space'; it.dispatchEvent(new Event('change')) })()");
@@ -200,6 +203,12 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     let Some(mut browser) = browser(case, 1300, 900) else { return };
     let html = hostile_page();
     browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
+
+    // The tooltip of the outermost function has the interval and lifetimes of several stacks.
+    browser.value("(() => { const it = document.querySelector('.flame canvas'), at = it.getBoundingClientRect(); it.dispatchEvent(new MouseEvent('mousemove', { clientX: at.x + 40, clientY: at.y + 19 + 9 })) })()");
+    let tip = browser.text("document.querySelector('.tip').innerText");
+    let has_interval = tip.contains("exact") || tip.contains("95 % interval: ");
+    assert!(has_interval && tip.contains("Lifetimes: ") && tip.contains("lifetimes.c:"), "{tip}");
 
     // Keys: enter the graph, go down, zoom, zoom out. A screen reader hears the position.
     browser.value("document.querySelector('.flame canvas').focus()");

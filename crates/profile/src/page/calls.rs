@@ -129,6 +129,25 @@ impl Names {
         self.call(&frame_name(profile, frame), frame.function.is_some(), &place)
     }
 
+    /// The path of a stack in the page's graph without frames of libraries, and in that with them: its group, whether
+    /// it is incomplete, and its functions, outermost first. The page selects frames by the same rules.
+    pub(super) fn paths(&self, chain: &Chain) -> [Box<[u32]>; 2] {
+        let rank = |frame: &u32| self.frames.rank[*frame as usize];
+        let best = chain.frames.iter().map(rank).min().unwrap_or(0);
+        let innermost = chain.frames.iter().rposition(|frame| rank(frame) == best);
+        let of_program = |frame: &&u32| match best {
+            0 => matches!(rank(frame), 0 | 2),
+            1 | 2 => rank(frame) <= 2,
+            _ => true,
+        };
+        let of_libraries = |frame: &&u32| best > 2 || rank(frame) <= 3;
+        let start = [chain.group, u32::from(chain.cut != 0)];
+        let function = |frame: &u32| self.function_of(*frame);
+        let own = chain.frames[..innermost.map_or(0, |at| at + 1)].iter().filter(of_program).map(function);
+        let all = chain.frames.iter().filter(of_libraries).map(function);
+        [start.into_iter().chain(own).collect(), start.into_iter().chain(all).collect()]
+    }
+
     fn function_of(&self, frame: u32) -> u32 {
         self.frames.function[frame as usize]
     }
@@ -154,7 +173,7 @@ pub(super) struct Chain {
 #[derive(Default, Serialize)]
 pub(super) struct Stacks {
     /// A number that identifies the stack in other recordings of the same program.
-    id: Vec<u64>,
+    pub(super) id: Vec<u64>,
     /// Number of the group.
     group: Vec<u32>,
     /// Text that says why the stack was cut; 0 if it is complete.

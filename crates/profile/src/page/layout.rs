@@ -43,8 +43,12 @@ pub struct Layout {
     /// For each row, the position of its stack in the order; `None` if it is left out.
     #[serde(skip)]
     place_of_row: Vec<Option<u32>>,
+    /// For each stack, in stack order, its path in either graph.
     #[serde(skip)]
-    places: usize,
+    pub(super) paths: Vec<[Box<[u32]>; 2]>,
+    /// For each stack, in stack order, its number.
+    #[serde(skip)]
+    pub(super) ids: Vec<u64>,
 }
 
 /// The inputs that determine a layout.
@@ -91,7 +95,8 @@ impl Layout {
             groups: groups.names,
             group_of_row,
             place_of_row: of_row.iter().map(|&chain| place_of[chain as usize]).collect(),
-            places: order.len(),
+            paths: order.iter().map(|&chain| names.paths(&chains[chain])).collect(),
+            ids: stacks.id,
         }
     }
 
@@ -114,7 +119,7 @@ impl Layout {
     /// The rows of each stack, in stack order.
     pub(super) fn pooled<'a>(&self, profile: &'a Profile) -> Vec<Pooled<'a>> {
         let mut stacks: Vec<Pooled> = Vec::new();
-        stacks.resize_with(self.places, Pooled::default);
+        stacks.resize_with(self.ids.len(), Pooled::default);
         for (row, place) in profile.rows.iter().zip(&self.place_of_row) {
             if let Some(place) = place {
                 stacks[*place as usize].add(row);

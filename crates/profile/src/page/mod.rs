@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use self::figures::{Column, Figure};
+use self::figures::{Boxes, Column, Figure};
 pub use self::growth::{GrowthData, growth_data};
 pub use self::kept::{KeptData, kept_data};
 pub use self::layout::Layout;
@@ -69,6 +69,7 @@ pub struct PageData {
     columns: Vec<Column>,
     sizes: Sizes,
     lifetimes: Vec<Option<StackLifetimes>>,
+    boxes: Boxes,
 }
 
 struct SharedLayout(Arc<Layout>);
@@ -206,6 +207,7 @@ pub fn next_page_data(
         pool.allow_for(&intervals);
         losses.give_to(pool, profile);
     }
+    let boxes = Boxes::of(profile, &layout, &stacks, values, confidence, &mut losses);
     let pools: Vec<&Pool> = stacks.iter().map(|stack| &stack.pool).collect();
     let whole = Pool::whole(profile);
     PageData {
@@ -230,6 +232,7 @@ pub fn next_page_data(
         columns: values.iter().map(|&value| Column::of(profile, &pools, value, confidence)).collect(),
         sizes: Sizes::of(&pools),
         lifetimes: lifetimes(&stacks, shown),
+        boxes,
         layout: SharedLayout(layout),
     }
 }

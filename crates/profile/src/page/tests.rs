@@ -84,6 +84,53 @@ fn what_was_lost_and_how_processes_are_hooked_is_there() {
     assert!(with_curve["curve"].as_array().is_some_and(|curve| curve.len() > 1));
 }
 
+/// Boxes by the sum of their stacks' numbers: the lower end of the interval of each value.
+fn boxes(data: &serde_json::Value) -> HashMap<i64, Vec<Option<i64>>> {
+    let low = data["boxes"]["low"].as_array().expect("a list per value");
+    let of = numbers(&data["boxes"]["of"]);
+    let ends = |at: usize| low.iter().map(|of_value| of_value[at].as_i64()).collect();
+    of.iter().enumerate().map(|(at, sum)| (*sum, ends(at))).collect()
+}
+
+fn sum_of<'a>(ids: impl Iterator<Item = &'a i64>) -> i64 {
+    ids.map(|id| id & i64::from(u32::MAX)).sum()
+}
+
+#[test]
+fn large_boxes_have_the_interval_of_all_samples_below_them() {
+    let profile = testing::large(400, 12);
+    let data = data(&profile);
+    let (ids, groups) = (numbers(&data["stacks"]["id"]), numbers(&data["stacks"]["group"]));
+    let boxes = boxes(&data);
+    assert!(boxes.len() > 10 && boxes.len() <= 1_000, "{}", boxes.len());
+    let intervals = intervals_used(&profile);
+    for process in [0, 1] {
+        let mut pool = Pool::of(profile.rows.iter().filter(|row| row.key.process == process));
+        pool.allow_for(&intervals);
+        // The groups are numbered in the order in which they appear: that of the processes.
+        let of_group = ids.iter().zip(&groups).filter(|(_, group)| **group == process as i64).map(|(id, _)| id);
+        let found = &boxes[&sum_of(of_group)];
+        for (value, low) in Value::shown_of(&profile).iter().zip(found) {
+            let expected = pool.estimate(&profile, *value, 0.95).low.map(|low| low.round() as i64);
+            assert_eq!(*low, expected, "{value:?}");
+        }
+    }
+}
+
+#[test]
+fn a_box_of_few_stacks_has_their_pooled_lifetimes() {
+    let mut profile = testing::small();
+    profile.rows[3].lifetimes = profile.rows[0].lifetimes.clone();
+    let data = data(&profile);
+    let lifetimes = data["boxes"]["lifetimes"].as_array().expect("a list");
+    let temporary = |it: &serde_json::Value| it[1].as_f64().is_some_and(|share| (share - 0.25).abs() < 1e-9);
+    assert!(lifetimes.iter().any(temporary), "{lifetimes:?}");
+    let (ids, groups) = (numbers(&data["stacks"]["id"]), numbers(&data["stacks"]["group"]));
+    // The server's two stacks: both are below `handle`.
+    let server = sum_of(ids.iter().zip(&groups).filter(|(_, group)| **group == 0).map(|(id, _)| id));
+    assert!(boxes(&data).contains_key(&server));
+}
+
 #[test]
 fn growth_is_judged_as_diff_judges_it() {
     let (before, mut after) = (testing::small(), testing::small());
