@@ -69,7 +69,7 @@ pub struct Inputs<'a> {
     pub objects: &'a [ObjectFunction<'a>],
     /// [`Jumps`] into the wanted functions; `None` if they have to be searched for.
     pub jumps: Option<&'a Jumps>,
-    /// Address of the blob: within reach of every text. See [`crate::gap`].
+    /// Address of the blob: within reach of every text. See `Maps::gap` in the crate remote.
     pub base: u64,
 }
 
