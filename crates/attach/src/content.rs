@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn a_write_to_a_watched_file_is_told_once_whatever_its_name_is_by_then() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        let dir = tempfile::tempdir().expect("a directory");
+        let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
         let files = [&first, &second].map(|path| {
             fs::write(path, "one").expect("room");
             File::open(path).expect("it is there")
@@ -135,7 +135,7 @@ mod tests {
         let keys = files.each_ref().map(|file| FileKey::of(file).expect("its attributes"));
         let mut watch = Watch::new();
         keys.iter().zip(&files).for_each(|(key, file)| watch.add(*key, file));
-        let renamed = folder.path().join("renamed");
+        let renamed = dir.path().join("renamed");
         fs::rename(&first, &renamed).expect("a name");
         fs::set_permissions(&renamed, Permissions::from_mode(0o600)).expect("ours");
         assert_eq!(watch.written(), []);
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn only_a_write_changes_the_content_of_an_open_file() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
         fs::write(&path, "one").expect("room");
         let file = File::open(&path).expect("it is there");
         let before = Content::of(&file).expect("attributes");
-        fs::hard_link(&path, folder.path().join("another name")).expect("a name");
+        fs::hard_link(&path, dir.path().join("another name")).expect("a name");
         let linked = Content::of(&file).expect("attributes");
         assert!(before.is_unwritten(&linked));
         fs::write(&path, "three").expect("room");

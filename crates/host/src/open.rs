@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn found_by_path_but_only_if_it_is_the_same_file() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let map = mapping_of(&path);
@@ -435,7 +435,7 @@ mod tests {
             skipped("only root can become somebody else");
             return;
         }
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);

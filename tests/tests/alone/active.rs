@@ -169,7 +169,7 @@ fn make_room(recorder: Recorder) {
 #[test]
 fn a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them() {
     let Some(_turn) = turn("a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them") else { return };
-    let state = tempfile::tempdir().expect("a temporary folder");
+    let state = tempfile::tempdir().expect("a temporary directory");
     let (mut victim, other) = (Busy::start(), Busy::start());
     let (pid, other_pid) = (victim.0.id(), other.0.id());
     let recorder = Recorder::new().flag("--all").interval(512 << 10);
@@ -202,7 +202,7 @@ fn the_share_of_a_named_process_is_its_own() {
     let (mut target, bystander) = (Target::start(&program("mix"), ["1000"]), Busy::start());
     let recording = Recorder::of(target.pid(), 1).option("--every", "100ms").start();
     target.run();
-    let written = || std::fs::read_dir(recording.folder()).expect("its folder").count();
+    let written = || std::fs::read_dir(recording.dir()).expect("its directory").count();
     let (used, had) = (cpu_time(bystander.0.id()), written());
     until("the bystander works", || cpu_time(bystander.0.id()) > used + Duration::from_millis(50));
     until("snapshots are written, for which CPU times are looked at", || written() > had + 2);

@@ -44,11 +44,11 @@ fn follow(
     for number in 1..=moments {
         cuts.extend(Cut::scrapes(number, address, target.pid()));
         recording.signal(libc::SIGUSR1);
-        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&number));
+        until("a snapshot", || numbers_of_snapshots(&recording.dir()).contains(&number));
     }
     let asked = recording.stop();
     drop(target);
-    cuts.extend(Cut::snapshots(&asked.folder(), 0));
+    cuts.extend(Cut::snapshots(&asked.dir(), 0));
     assert_eq!(cuts.len(), 3 * moments as usize, "{:?}", asked.files());
     cuts.push(Cut::of_figures("the profile at Ctrl-C", &asked.results().0.totals));
 
@@ -57,10 +57,10 @@ fn follow(
     let same = again.run();
     assert_eq!(same.live_bytes(), truth.live_bytes());
     // The next snapshot may have begun before all blocks were allocated.
-    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
+    let passed = numbers_of_snapshots(&recording.dir()).last().copied().unwrap_or_default() + 1;
     let timed = recording.finish();
     drop(again);
-    cuts.extend(Cut::snapshots(&timed.folder(), passed));
+    cuts.extend(Cut::snapshots(&timed.dir(), passed));
     let (profile, _) = timed.results();
     cuts.push(Cut::of_figures("the profile after its time", &profile.totals));
 

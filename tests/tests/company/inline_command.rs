@@ -16,8 +16,8 @@ use heapbpf_tests::recorder::Recorder;
 fn a_command_is_counted_inside_from_its_entry_point() {
     let Some(_turn) = turn("a_command_is_counted_inside_from_its_entry_point") else { return };
     let early = library("early", "libearly.so", &["-DLIBRARY"]);
-    let folder = early.parent().expect("in a folder");
-    let search = format!("-Wl,--no-as-needed,-rpath,{}", folder.display());
+    let dir = early.parent().expect("in a directory");
+    let search = format!("-Wl,--no-as-needed,-rpath,{}", dir.display());
     let program = program_with("early", "early", &[&search, &early.display().to_string()]);
     for hook in ["inline", "auto"] {
         let recorder = Recorder::new().interval(1).option("--hook", hook).command(&program, [] as [&str; 0]);

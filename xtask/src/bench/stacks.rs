@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 
 use super::cost::workload;
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::{read, run as run_command};
@@ -51,21 +51,21 @@ fn copy(context: &Context) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: Folder,
+    dir: Dir,
     heapbpf: PathBuf,
     sources: PathBuf,
 }
 
 impl Bench {
     fn new(context: &Context) -> anyhow::Result<Self> {
-        let folder = Folder::new()?;
+        let dir = Dir::new()?;
         let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
         ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-        Ok(Self { folder, heapbpf, sources: context.root.join("tests/programs") })
+        Ok(Self { dir, heapbpf, sources: context.root.join("tests/programs") })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn heapbpf(&self, arguments: &[&str]) -> Command {

@@ -116,7 +116,7 @@ pub fn gzip(path: &Path) -> anyhow::Result<()> {
 
 /// Writes a file with these permissions, whatever the umask is, and creates the directories that it needs.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
-    let dir = path.parent().context("a file has a folder")?;
+    let dir = path.parent().context("a file has a directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| path.display().to_string())

@@ -151,8 +151,8 @@ mod tests {
     /// Reads a file that changes, and then this many more changed copies.
     fn read_changing(copies: usize) {
         let Some(path) = libc() else { return };
-        let folder = tempfile::tempdir().expect("a folder");
-        let copy = folder.path().join("libc.so.6");
+        let dir = tempfile::tempdir().expect("a directory");
+        let copy = dir.path().join("libc.so.6");
         std::fs::copy(path, &copy).expect("room");
         let (file, name) = (File::open(&copy).expect("the copy"), copy.to_str().expect("ASCII"));
         let mut known = KnownFiles::default();
@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_name_is_looked_up_again_once_its_file_has_changed() {
         let Some(path) = libc() else { return };
-        let folder = tempfile::tempdir().unwrap();
-        let copy = folder.path().join("libc.so.6");
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("libc.so.6");
         std::fs::copy(path, &copy).unwrap();
         let names = KnownNames::default();
         let defines = |name| names.defines(&File::open(&copy).unwrap(), name);

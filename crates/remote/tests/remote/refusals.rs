@@ -147,7 +147,7 @@ fn a_32_bit_program_is_refused() {
     if !program::can_trace() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (source, file) = (dir.path().join("narrow.c"), dir.path().join("narrow"));
     std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"pause\"); }").expect("it is ours");
     let mut cc = Command::new("cc");

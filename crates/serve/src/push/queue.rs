@@ -93,7 +93,7 @@ impl Store {
     /// Returns the message for the first batches that are dropped.
     fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
         let (most, place, remedy) = match self {
-            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER keeps more on disk"),
+            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool DIR keeps more on disk"),
             Self::Disk(spool) => (spool.most_bytes(), "the spool", "raise --spool-bytes"),
         };
         let most = units::bytes(most as f64);
@@ -323,7 +323,7 @@ mod tests {
         let queue = Queue::in_memory();
         assert_eq!(queue.push(&batch(1, 10)), None);
         let told = queue.push(&batch(2, MOST_BYTES + 1)).unwrap();
-        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool FOLDER"), "{told}");
+        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool DIR"), "{told}");
         assert_eq!(queue.push(&batch(2, MOST_BYTES + 1)), None);
         let counts = queue.counts();
         assert_eq!((counts.dropped, counts.waiting, queue.next().unwrap().1.body[0]), (2, 1, 1));
@@ -334,10 +334,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_at_the_end_waits_for_the_next_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
         spool.push(&batch(1, 10)).kept.unwrap();
-        spool.folder = "/dev/null".into();
+        spool.dir = "/dev/null".into();
         let queue = Queue::new(Store::Disk(spool));
         queue.close();
         assert_eq!((queue.next(), queue.counts().dropped, queue.counts().waiting), (None, 0, 1));
@@ -346,8 +346,8 @@ mod tests {
     /// What is sent is not the oldest then.
     #[test]
     fn what_made_room_together_with_an_unreadable_one_counts_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2100 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2100 }, "x").unwrap();
         (1..=2).for_each(|number| spool.push(&batch(number, 1000)).kept.unwrap());
         spool.make_unreadable(0);
         let queue = Queue::new(Store::Disk(spool));
@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn of_a_spool_that_is_too_small_its_size_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let queue = Queue::on_disk(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::on_disk(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
         let told = queue.push(&batch(1, 1 << 20)).unwrap();
         assert!(told.contains("1.00 MiB") && told.contains("2.00 KiB") && told.contains("--spool-bytes"), "{told}");
         assert_eq!((queue.counts().dropped, queue.counts().waiting), (1, 0));

@@ -52,14 +52,14 @@ fn killed() {
         let before = orphaned_links();
         let mut target = Unharmed::start();
         let pid = target.pid().to_string();
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let (mut with_links, mut hooked) = (0, 0);
         for kill in 0..times(4) {
             let mut command = Command::new(heapbpf());
             command.args(["-i", "4KiB", "--no-follow", "--hook", name_of(hook), "--pid", &pid]);
-            let said = folder.path().join("said");
-            let stderr = std::fs::File::create(&said).expect("our own folder");
-            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+            let said = dir.path().join("said");
+            let stderr = std::fs::File::create(&said).expect("our own directory");
+            command.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
             target.assert_runs(&format!("kill {kill}"));
             let mut daemon = command.spawn().expect("the binary under test runs");
             let still_runs = |daemon: &mut Child| {
@@ -213,8 +213,8 @@ fn without_file_descriptors() {
             let mut command = Command::new(&words[0]);
             command.args(&words[1..]).arg(heapbpf());
             command.args(["--pid", &target.pid().to_string(), "--hook", name_of(hook), "--no-follow", "-d", "1s"]);
-            let folder = tempfile::tempdir().expect("a temporary folder");
-            let output = command.current_dir(folder.path()).stdin(Stdio::null()).output().expect("it runs");
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let output = command.current_dir(dir.path()).stdin(Stdio::null()).output().expect("it runs");
             let said = String::from_utf8_lossy(&output.stderr);
             readable(&said);
             match output.status.code() {
@@ -259,8 +259,8 @@ fn without_room_on_the_disk() {
         let mut statuses = std::collections::BTreeSet::new();
         for _ in 0..times(1) {
             let recorder = recorder(target.pid(), hook, 4096).option("--every", "300ms");
-            let folder = recorder.folder().to_path_buf();
-            let Some(_full) = Small::mount(&folder, 16 << 10) else {
+            let dir = recorder.dir().to_path_buf();
+            let Some(_full) = Small::mount(&dir, 16 << 10) else {
                 not_run(fault, name_of(hook), "no file system can be mounted here");
                 return;
             };

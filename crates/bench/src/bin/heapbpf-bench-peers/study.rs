@@ -75,10 +75,10 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     }
     println!("{text}");
     if let Some(document) = &options.document {
-        let folder = document.parent().context("a folder")?.join("charts");
+        let dir = document.parent().context("a directory")?.join("charts");
         let axes = |title, unit| Axes { title, places: "sampling interval R, bytes", unit, logarithmic: false };
         let write = |file: &str, axes: &Axes, points: &[(f64, f64)]| {
-            std::fs::write(folder.join(file), chart(axes, &[Line { name: "sqlite3", points }]))
+            std::fs::write(dir.join(file), chart(axes, &[Line { name: "sqlite3", points }]))
         };
         write("study-cost.svg", &axes("Slow-down of sqlite3 filling a table", "×"), &slow)?;
         write("study-noise.svg", &axes("Mean error of a stack's bytes", " %"), &noise)?;
