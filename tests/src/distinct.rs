@@ -65,7 +65,7 @@ impl Distinct {
             self.content.truncate(length);
             self.content.extend(self.made.to_le_bytes());
             let path = self.dir.path().join(format!("program-{}", self.made));
-            fs::copy("/bin/true", &path).and_then(|_| fs::write(&path, &self.content)).expect("room");
+            fs::copy("/bin/true", &path).and_then(|_| fs::write(&path, &self.content)).expect("there is space");
             assert!(Command::new(&path).status().expect("it runs").success());
             fs::remove_file(&path).expect("our own file");
         }

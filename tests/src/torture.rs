@@ -67,7 +67,7 @@ pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
     let Some(file) = std::env::var_os(SEEN) else { return };
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("our own file");
     // A single call, so that no line is ever written in part.
-    file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("room");
+    file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("there is space");
 }
 
 /// Reports that a part of a row did not run, both as a skipped test and in the rows.
@@ -305,7 +305,7 @@ impl Limited {
     ///
     /// # Panics
     /// If the kernel refuses.
-    pub fn leave_room(&self, bytes: u64) {
+    pub fn leave_space(&self, bytes: u64) {
         let used = std::fs::read_to_string(self.dir.join(self.usage)).expect("our own group");
         let used: u64 = used.trim().parse().expect("bytes");
         std::fs::write(self.dir.join(self.limit), (used + bytes).to_string()).expect("our own group");

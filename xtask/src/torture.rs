@@ -156,7 +156,7 @@ const ROWS: &[Row] = &[
         name: "disk",
         fault: "disk full",
         promised: "it says so; no half file; target right, nothing left",
-        test: "without_room_on_the_disk",
+        test: "without_space_on_the_disk",
         ..ROW
     },
     Row {

@@ -129,7 +129,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
         let files = [&first, &second].map(|path| {
-            fs::write(path, "one").expect("room");
+            fs::write(path, "one").expect("there is space");
             File::open(path).expect("it is there")
         });
         let keys = files.each_ref().map(|file| FileKey::of(file).expect("its attributes"));
@@ -139,12 +139,12 @@ mod tests {
         fs::rename(&first, &renamed).expect("a name");
         fs::set_permissions(&renamed, Permissions::from_mode(0o600)).expect("ours");
         assert_eq!(watch.written(), []);
-        fs::write(&renamed, "another").expect("room");
+        fs::write(&renamed, "another").expect("there is space");
         assert_eq!(watch.written(), [keys[0]]);
-        fs::write(&renamed, "a third").expect("room");
+        fs::write(&renamed, "a third").expect("there is space");
         assert_eq!(watch.written(), []);
         watch.remove(&[keys[1]]);
-        fs::write(&second, "another").expect("room");
+        fs::write(&second, "another").expect("there is space");
         assert_eq!((watch.written(), watch.watched.len()), (Vec::new(), 0));
     }
 
@@ -152,13 +152,13 @@ mod tests {
     fn only_a_write_changes_the_content_of_an_open_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
-        fs::write(&path, "one").expect("room");
+        fs::write(&path, "one").expect("there is space");
         let file = File::open(&path).expect("it is there");
         let before = Content::of(&file).expect("attributes");
         fs::hard_link(&path, dir.path().join("another name")).expect("a name");
         let linked = Content::of(&file).expect("attributes");
         assert!(before.is_unwritten(&linked));
-        fs::write(&path, "three").expect("room");
+        fs::write(&path, "three").expect("there is space");
         assert!(!before.is_unwritten(&Content::of(&file).expect("attributes")));
     }
 }

@@ -290,17 +290,17 @@ fn file_handle(file: &File) -> Option<Box<[u8]>> {
 /// The file's handle and its type, usable only for comparison (`AT_HANDLE_FID`).
 fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     const AT_HANDLE_FID: libc::c_int = 0x200;
-    const ROOM: usize = 128;
+    const CAPACITY: usize = 128;
     #[repr(C)]
     struct Handle {
         bytes: libc::c_uint,
         kind: libc::c_int,
-        handle: [u8; ROOM],
+        handle: [u8; CAPACITY],
     }
-    let mut handle = Handle { bytes: ROOM as u32, kind: 0, handle: [0; ROOM] };
+    let mut handle = Handle { bytes: CAPACITY as u32, kind: 0, handle: [0; CAPACITY] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: `file` keeps the descriptor open, the path is a C string literal, and `handle` has `ROOM` bytes after its
-    // header, as its field `bytes` says; all outlive the call.
+    // SAFETY: `file` keeps the descriptor open, the path is a C string literal, and `handle` has `CAPACITY` bytes after
+    // its header, as its field `bytes` says; all outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,

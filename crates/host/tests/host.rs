@@ -112,7 +112,7 @@ fn a_process_that_was_there_and_ourselves() {
 }
 
 #[test]
-fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
+fn a_file_closed_to_free_its_descriptor_is_only_opened_again_if_it_is_the_same() {
     let Some(mut host) = start() else { return };
     let dir = tempfile::tempdir().expect("a directory");
     let path = copy_of_sleep(dir.path(), "upgraded");

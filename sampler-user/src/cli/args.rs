@@ -70,7 +70,7 @@ pub struct TopArgs {
     /// How stacks are found and named.
     #[command(flatten)]
     pub stacks: StackArgs,
-    /// Room and costs.
+    /// Space and costs.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// Minimum time between two refreshes; longer if a refresh takes more than an eightieth of it in CPU time

@@ -43,7 +43,7 @@ pub struct RecordArgs {
     /// How stacks are found and named.
     #[command(flatten)]
     pub stacks: StackArgs,
-    /// Room and costs.
+    /// Space and costs.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// What is shown.
@@ -168,7 +168,7 @@ pub struct StackArgs {
     pub max_debug_bytes: u64,
 }
 
-/// Room for data, and what probes may cost.
+/// Space for data, and what probes may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
     /// Buffer size for events; the buffer for stacks is four times as large. Default: both start with what the interval

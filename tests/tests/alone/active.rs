@@ -122,20 +122,20 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
 }
 
 #[test]
-fn idle_processes_make_room_for_busy_ones() {
-    let Some(_turn) = turn("idle_processes_make_room_for_busy_ones") else { return };
-    make_room(Recorder::new().flag("--all"));
+fn idle_processes_make_way_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_make_way_for_busy_ones") else { return };
+    make_way(Recorder::new().flag("--all"));
 }
 
 #[test]
-fn idle_processes_of_a_name_make_room_for_busy_ones() {
-    let Some(_turn) = turn("idle_processes_of_a_name_make_room_for_busy_ones") else { return };
-    make_room(Recorder::new().option("--comm", "python3"));
+fn idle_processes_of_a_name_make_way_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_of_a_name_make_way_for_busy_ones") else { return };
+    make_way(Recorder::new().option("--comm", "python3"));
 }
 
 /// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
 /// seconds, it is let go when another one is busy, and hooked again when it is active itself.
-fn make_room(recorder: Recorder) {
+fn make_way(recorder: Recorder) {
     let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsString::from);
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut workers: Vec<Worker> = (0..10).map(|_| Worker::start()).collect();

@@ -120,7 +120,7 @@ fn with_library(dir: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
     let library = libraries.iter().find(|path| Path::new(path).exists())?;
     let copy = dir.join("libc.so.6");
     if !copy.exists() {
-        std::fs::copy(library, copy).expect("room for a copy");
+        std::fs::copy(library, copy).expect("there is space for a copy");
     }
     Some(Target::start_command(Command::new(program(name)).args(arguments).env("LD_LIBRARY_PATH", dir)))
 }

@@ -20,7 +20,7 @@ fn the_viewer_shows_what_was_recorded() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (json, dhat) = (dir.path().join("x.json"), dir.path().join("x.dhat.json"));
     let profile = hostile::profile();
-    std::fs::write(&json, profile.to_string()).expect("room");
+    std::fs::write(&json, profile.to_string()).expect("there is space");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&dhat).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

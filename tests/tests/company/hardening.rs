@@ -72,7 +72,7 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let libc = fs::read_to_string("/proc/self/maps").expect("our own");
     let libc = libc.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));
-    fs::copy(libc.expect("we use one"), dir.path().join("libc.so.6")).expect("room");
+    fs::copy(libc.expect("we use one"), dir.path().join("libc.so.6")).expect("there is space");
     let mut command = Command::new(program("secretive"));
     let mut target = Target::start_command(command.env("MARKER", "x").env("LD_LIBRARY_PATH", dir.path()));
     recording.await_links_of(&dir.path().join("libc.so.6"));
@@ -177,8 +177,8 @@ fn no_memory_of_a_target_gets_out() {
     });
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
     let scraped = get(address, "/debug/pprof/heap").body;
-    fs::write(dir.join("scraped.pb.gz"), scraped).expect("room");
-    fs::write(dir.join("metrics.txt"), get(address, "/metrics").body).expect("room");
+    fs::write(dir.join("scraped.pb.gz"), scraped).expect("there is space");
+    fs::write(dir.join("metrics.txt"), get(address, "/metrics").body).expect("there is space");
     let cores = tempfile::tempdir().expect("a temporary directory");
     if tool_or_install("gcore", "gdb").is_some() {
         for (name, pid) in [("target", target.pid()), ("daemon", recording.pid())] {
@@ -220,11 +220,11 @@ fn files_under_sudo_belong_to_the_user_alone() {
     let dir = recorder.dir().to_path_buf();
     std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("we are root");
     let victim = dir.join("victim");
-    fs::write(&victim, "kept").expect("room");
+    fs::write(&victim, "kept").expect("there is space");
     let victim_mode = fs::Permissions::from_mode(0o644);
     fs::set_permissions(&victim, victim_mode).expect("our own file");
     let recording = recorder.start();
-    symlink("victim", dir.join("link.json")).expect("room");
+    symlink("victim", dir.join("link.json")).expect("there is space");
     std::os::unix::fs::lchown(dir.join("link.json"), Some(1), Some(1)).expect("we are root");
     target.run();
     recording.signal(libc::SIGINT);

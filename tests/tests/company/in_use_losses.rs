@@ -42,7 +42,7 @@ fn stopped(case: &str, loads: [(Load, Option<&str>); 2]) {
         let lost = lost(&profile);
         println!("{load:?}: {lost} records lost: {cuts:?}");
         let fits = ring_bytes.is_none() && load.pause_us > 0;
-        assert!(!fits || lost == 0, "10,000 records have room: {:?}", profile.counters);
+        assert!(!fits || lost == 0, "10,000 records fit: {:?}", profile.counters);
         assert!(ring_bytes.is_none() || lost > 0, "a hundred thousand records do not fit: {:?}", profile.counters);
         for cut in &cuts {
             if lost == 0 {

@@ -135,8 +135,8 @@ fn end_of_text(program: &Path) -> u64 {
 /// After a program's text there is usually space for the instructions that make it wait. If not, heapbpf uses the space
 /// after the loader's text.
 #[test]
-fn a_command_without_room_behind_its_text_waits_behind_its_loaders() {
-    let Some(_turn) = turn("inline_a_command_without_room_behind_its_text") else { return };
+fn a_command_without_space_behind_its_text_waits_behind_its_loaders() {
+    let Some(_turn) = turn("inline_a_command_without_space_behind_its_text") else { return };
     let pad = 4096 - end_of_text(&program("crammed")) - 24;
     let crammed = program_with("crammed", "crammed-full", &[&format!("-DPAD=\"{pad}\"")]);
     let left = 4096 - end_of_text(&crammed);

@@ -42,7 +42,7 @@ fn hostile_page() -> PathBuf {
 fn make_hostile_page(dir: &Path) -> PathBuf {
     let profile = hostile::profile();
     let (json, html) = (dir.join("hostile.json"), dir.join("hostile.html"));
-    std::fs::write(&json, profile.to_string()).expect("room");
+    std::fs::write(&json, profile.to_string()).expect("there is space");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     html
@@ -60,7 +60,7 @@ fn look(browser: &mut Browser, name: &str) {
         );
         browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
         let file = Path::new(&dir).join(format!("{name}-{width}-{scheme}.png"));
-        std::fs::write(file, browser.picture()).expect("room");
+        std::fs::write(file, browser.picture()).expect("there is space");
     }
     browser.resize(1300, 1000);
     browser.prefer("light");
@@ -86,7 +86,7 @@ fn picture(browser: &mut Browser, name: &str) {
     let Some(dir) = std::env::var_os("HEAPBPF_PICTURES") else { return };
     let bytes = browser.picture();
     assert!(bytes.len() < 200 << 10, "{name} has {} bytes", bytes.len());
-    std::fs::write(Path::new(&dir).join(name), bytes).expect("room");
+    std::fs::write(Path::new(&dir).join(name), bytes).expect("there is space");
 }
 
 /// The page first shows what the second profile has in addition to the first. The second profile's own values can be
@@ -99,12 +99,12 @@ fn a_file_compares_two_profiles() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let [before, after, html] = ["before.json", "after.json", "compared.html"].map(|name| dir.path().join(name));
     let mut profile = hostile::profile();
-    std::fs::write(&after, profile.to_string()).expect("room");
+    std::fs::write(&after, profile.to_string()).expect("there is space");
     let is_of_site = |stack: &serde_json::Value| {
         stack["frames"].as_array().is_some_and(|all| all.iter().any(|it| it["function"] == "site_06"))
     };
     profile["stacks"].as_array_mut().expect("stacks").retain(|stack| !is_of_site(stack));
-    std::fs::write(&before, profile.to_string()).expect("room");
+    std::fs::write(&before, profile.to_string()).expect("there is space");
     let compared = Command::new(heapbpf()).arg("diff").args([&before, &after]).arg("-o").arg(&html).output();
     let compared = compared.expect("it runs");
     assert!(compared.status.success() && compared.stdout.is_empty(), "{compared:?}");
@@ -422,7 +422,7 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     let Some(mut browser) = browser(case, 1300, 900) else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let tokens = dir.path().join("tokens");
-    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("room");
+    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("there is space");
     Command::new("chmod").arg("600").arg(&tokens).status().expect("chmod runs");
     let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
     let recorder = Recorder::of(target.pid(), 1000).option("--token-file", &tokens.display().to_string());

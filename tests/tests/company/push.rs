@@ -249,7 +249,7 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
     let (first, metrics) = recording(&target, &url, "100ms", &options);
     target.go();
-    until("the oldest make room", || {
+    until("the oldest are dropped", || {
         let size = size(dir.path());
         assert!(size <= MOST, "{size}");
         pushed(&metrics(), "dropped_total")[0] >= 10.0

@@ -26,7 +26,7 @@ fn read(answer: &Answer) -> Option<pprof::Raw> {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.headers["content-type"], "application/octet-stream");
     let mut file = tempfile::Builder::new().suffix(".pb.gz").tempfile().expect("a temporary file");
-    file.write_all(&answer.body).expect("room");
+    file.write_all(&answer.body).expect("there is space");
     pprof::raw(file.path())
 }
 
@@ -236,7 +236,7 @@ fn prometheus_scrapes_the_metrics() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     if let Some(promtool) = tool("promtool") {
         let text = dir.path().join("metrics.txt");
-        fs::write(&text, get(address, "/metrics").body).expect("room");
+        fs::write(&text, get(address, "/metrics").body).expect("there is space");
         let input = fs::File::open(&text).expect("just written");
         let checked = Command::new(&promtool).args(["check", "metrics"]).stdin(input).output().expect("it runs");
         assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
@@ -248,7 +248,7 @@ fn prometheus_scrapes_the_metrics() {
     let text = format!(
         "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: heapbpf\n  static_configs:\n  - targets: ['{address}']\n"
     );
-    fs::write(&config, text).expect("room");
+    fs::write(&config, text).expect("there is space");
     // A port that was free a moment ago.
     let own = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
     let mut child = Command::new(prometheus)
@@ -318,7 +318,7 @@ impl Drop for Killed {
 
 fn token_file(dir: &Path, mode: u32, text: &str) -> String {
     let path = dir.join("tokens");
-    fs::write(&path, text).expect("room");
+    fs::write(&path, text).expect("there is space");
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
     path.display().to_string()
 }

@@ -112,7 +112,7 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
         "all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=other*\nnone-ddddddddddddddd comm=x pid=1\n",
         one.pid()
     );
-    fs::write(&tokens, scopes).expect("room");
+    fs::write(&tokens, scopes).expect("there is space");
     fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("our own file");
     let recorder = Recorder::of(one.pid(), 1000).pid(two.pid()).without_outputs();
     let (recording, address) = recorder.option("--token-file", &tokens.display().to_string()).serve();

@@ -205,15 +205,15 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
     for (site, path) in [
-        ("site_00", &["site_00", "allocate", "below_unused_room", "main"][..]),
-        ("site_01", &["site_01", "allocate", "below_unused_room", "thread_main"]),
-        ("site_03", &["site_03", "allocate", "below_used_room", "made_by_hand"]),
+        ("site_00", &["site_00", "allocate", "below_unused_space", "main"][..]),
+        ("site_01", &["site_01", "allocate", "below_unused_space", "thread_main"]),
+        ("site_03", &["site_03", "allocate", "below_used_space", "made_by_hand"]),
     ] {
         let (good, all) = right(&profile, site, path);
         assert_eq!((good, all), (100, 100), "{site}");
     }
     // Copies grow only after two that were too short. How many more were taken by then depends on the machine.
-    let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
+    let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_space", "made_by_hand"]);
     let cut = profile.stacks.iter().filter(|stack| stack.has("site_02") && !stack.complete).map(|stack| stack.samples);
     assert_eq!((all, good + cut.sum::<u64>()), (200, 200), "all are counted, and what is not whole is cut");
 }

@@ -131,8 +131,8 @@ impl Bench {
         let stats = self.stats()?;
         let value = |name: &str| field(&stats, name).and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN);
         println!(
-            "rate: {:.2} GB/s for {seconds:.1} s below 300 calls (copies of 50 KiB): {} samples; lost: {} for want of room, {} \
-             stacks",
+            "rate: {:.2} GB/s for {seconds:.1} s below 300 calls (copies of 50 KiB): {} samples; lost: {} for lack of space, \
+             {} stacks",
             value("exact_alloc_bytes") / seconds / 1e9,
             value("submitted"),
             value("ring_full"),

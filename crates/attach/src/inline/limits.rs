@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_cache_of_a_group_makes_room() {
+    fn the_page_cache_of_a_group_counts_as_free() {
         let dir = tempfile::tempdir().expect("a directory");
         let write = |name, text| fs::write(dir.path().join(name), text).expect("writes");
         write("memory.max", "max\n");

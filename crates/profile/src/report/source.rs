@@ -176,9 +176,9 @@ fn annotated(context: &Context, function: &Function, text: &str) -> Result<Vec<S
         let figure = |value| pool.map_or_else(FigureText::default, |pool| context.figure(pool, value));
         let (inuse, alloc) = (figure(Value::InuseSpace), figure(Value::AllocSpace));
         let figures = format!("  {:>10} {:<18} {:>10} {number:>6}  ", inuse.figure, inuse.bounds, alloc.figure);
-        let room = context.width.saturating_sub(width(&figures));
+        let available = context.width.saturating_sub(width(&figures));
         let style = if pool.is_some() { Style::Plain } else { Style::Dim };
-        let code = clip(&source[number - 1].trim_end().replace('\t', TAB), room);
+        let code = clip(&source[number - 1].trim_end().replace('\t', TAB), available);
         lines.push(context.paint(style, format!("{figures}{code}").trim_end()));
     }
     if left_out > 0 {

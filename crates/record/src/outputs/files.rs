@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_snapshots_make_room_and_one_is_written_at_a_time() {
+    fn the_oldest_snapshots_make_way_and_one_is_written_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let outputs = ["a.json", "b.folded"].map(|name| {
             let path = dir.path().join(name);

@@ -45,19 +45,19 @@ impl Store {
             Self::Disk(spool) => return spool.push(batch),
         };
         if batch.body.len() > MOST_BYTES {
-            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(batch.body.len() as u64)) };
+            return Pushed { dropped: 0, kept: Err(NotKept::TooLarge(batch.body.len() as u64)) };
         }
         *bytes += batch.body.len();
         batches.push_back((*next, batch.clone()));
         *next += 1;
-        let mut made_room = 0;
+        let mut dropped = 0;
         while *bytes > MOST_BYTES
             && let Some((_, old)) = batches.pop_front()
         {
             *bytes -= old.body.len();
-            made_room += 1;
+            dropped += 1;
         }
-        Pushed { made_room, kept: Ok(()) }
+        Pushed { dropped, kept: Ok(()) }
     }
 
     /// Removes a batch, if it is still there.
@@ -102,11 +102,11 @@ impl Store {
                 let size = units::bytes(*size as f64);
                 Some(format!("a profile of {size} was dropped: at most {most} may wait in {place}; {remedy}"))
             }
-            Pushed { made_room: 0, .. } => None,
-            Pushed { made_room, .. } => {
-                let s = if *made_room == 1 { "" } else { "s" };
+            Pushed { dropped: 0, .. } => None,
+            Pushed { dropped, .. } => {
+                let s = if *dropped == 1 { "" } else { "s" };
                 Some(format!(
-                    "{made_room} profile{s} dropped (oldest first): at most {most} may wait in {place}; {remedy}"
+                    "{dropped} profile{s} dropped (oldest first): at most {most} may wait in {place}; {remedy}"
                 ))
             }
         }
@@ -170,7 +170,7 @@ impl Queue {
     pub fn push(&self, batch: &Batch) -> Option<String> {
         let mut state = self.lock();
         let pushed = state.store.push(batch);
-        let mut dropped = pushed.made_room;
+        let mut dropped = pushed.dropped;
         let is_gone = |number: u64| state.store.first_number().is_none_or(|first| first > number);
         if !state.sending_dropped && state.sending.is_some_and(is_gone) {
             // It may still be delivered.
@@ -182,7 +182,7 @@ impl Queue {
         let told = match &pushed.kept {
             Err(NotKept::Io(error)) => return Some(format!("a profile was not kept for delivery: {error}")),
             Err(NotKept::TooLarge(_)) => &mut state.told.1,
-            Ok(()) if pushed.made_room > 0 => &mut state.told.0,
+            Ok(()) if pushed.dropped > 0 => &mut state.told.0,
             Ok(()) => return None,
         };
         if std::mem::replace(told, true) { None } else { state.store.dropped_text(&pushed) }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_go_in_order_and_the_oldest_make_room() {
+    fn batches_go_in_order_and_the_oldest_are_dropped() {
         let queue = Queue::in_memory();
         for number in 0..4 {
             queue.push(&batch(number, MOST_BYTES / 3));
@@ -301,7 +301,7 @@ mod tests {
 
     /// A batch that is dropped while it is being sent is counted once, by its outcome, and no count falls.
     #[test]
-    fn what_made_room_while_it_was_sent_counts_once() {
+    fn what_was_dropped_while_it_was_sent_counts_once() {
         for (delivered, expected) in [(Some(true), [1, 0, 0]), (Some(false), [0, 1, 0]), (None, [0, 0, 1])] {
             let queue = Queue::in_memory();
             queue.push(&batch(1, MOST_BYTES));
@@ -345,7 +345,7 @@ mod tests {
 
     /// What is sent is not the oldest then.
     #[test]
-    fn what_made_room_together_with_an_unreadable_one_counts_once() {
+    fn what_was_dropped_together_with_an_unreadable_one_counts_once() {
         let dir = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2100 }, "x").unwrap();
         (1..=2).for_each(|number| spool.push(&batch(number, 1000)).kept.unwrap());

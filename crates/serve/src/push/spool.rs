@@ -48,7 +48,7 @@ pub enum SpoolError {
 #[derive(Debug)]
 pub struct Pushed {
     /// Number of older batches dropped to make space.
-    pub made_room: u64,
+    pub dropped: u64,
     /// Whether it waits to be delivered.
     pub kept: Result<(), NotKept>,
 }
@@ -141,16 +141,16 @@ impl Spool {
         let bytes = batch.to_bytes();
         let size = bytes.len() as u64;
         if size > self.most_bytes {
-            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(size)) };
+            return Pushed { dropped: 0, kept: Err(NotKept::TooLarge(size)) };
         }
-        let mut made_room = 0;
+        let mut dropped = 0;
         while self.bytes + size > self.most_bytes
             && let Some(oldest) = self.first_number()
         {
             self.remove(oldest);
-            made_room += 1;
+            dropped += 1;
         }
-        Pushed { made_room, kept: self.write(&bytes).map_err(NotKept::Io) }
+        Pushed { dropped, kept: self.write(&bytes).map_err(NotKept::Io) }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -279,9 +279,9 @@ mod tests {
 
     /// Adds a batch that is kept. Returns how many older ones were dropped for it.
     fn pushed(spool: &mut Spool, number: u8) -> u64 {
-        let Pushed { made_room, kept } = spool.push(&batch(number));
+        let Pushed { dropped, kept } = spool.push(&batch(number));
         kept.unwrap();
-        made_room
+        dropped
     }
 
     fn body(spool: &mut Spool) -> Option<u8> {
@@ -387,7 +387,7 @@ mod tests {
         let mut spool = Spool::open(&options, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
         let large = spool.push(&Batch { body: vec![9; 3100], ..batch(9) });
-        assert!(large.made_room == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
+        assert!(large.dropped == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
         assert_eq!((body(&mut spool), spool.waiting().0), (Some(1), 3));
         // What an earlier run kept is delivered whole, even if the spool is smaller now.
         drop(spool);

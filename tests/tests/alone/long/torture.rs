@@ -120,7 +120,7 @@ fn killed_for_want_of_memory() {
             let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(OsStr::new));
             let recording = recorder.start();
             // Too little for 131,072 stacks.
-            group.leave_room(4 << 20);
+            group.leave_space(4 << 20);
             let truth = target.run();
             assert_eq!(truth.allocs(), 1 << 17);
             let heapbpf = recording.pid();
@@ -250,9 +250,9 @@ fn without_file_descriptors() {
 
 /// The disk is too full for its files: heapbpf says which file and why, and its target continues.
 #[test]
-fn without_room_on_the_disk() {
+fn without_space_on_the_disk() {
     let fault = "disk full";
-    let Some(_turn) = turn("torture_without_room_on_the_disk") else { return };
+    let Some(_turn) = turn("torture_without_space_on_the_disk") else { return };
     for hook in hooks() {
         let before = orphaned_links();
         let target = Unharmed::start();
@@ -317,7 +317,7 @@ type Lossy = dyn Fn(&Profile, &Stats) -> u64;
 
 /// Records two programs with little capacity: one that checks itself, and one whose truth is known. Everything that is
 /// lost is counted. With `stopped`, heapbpf is stopped while they run.
-fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
+fn with_little_capacity(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
     for hook in hooks() {
         let before = orphaned_links();
         let mut lost = 0;
@@ -361,21 +361,21 @@ fn counter(profile: &Profile, name: &str) -> u64 {
 #[test]
 fn with_a_full_ring() {
     let Some(_turn) = turn("torture_with_a_full_ring") else { return };
-    with_little_room("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
+    with_little_capacity("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
 }
 
 #[test]
 fn with_full_maps() {
     let Some(_turn) = turn("torture_with_full_maps") else { return };
     let options = [["--live-max", "16"], ["--stacks-max", "1000"]];
-    with_little_room("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
+    with_little_capacity("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
 }
 
 /// heapbpf does not get to run for longer than its rings last.
 #[test]
 fn with_heapbpf_stopped() {
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
-    with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
+    with_little_capacity("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
 }
 
 /// CPU time of this process's children that have ended.

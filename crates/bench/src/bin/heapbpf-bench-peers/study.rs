@@ -92,9 +92,9 @@ fn recorded(bench: &Bench, workload: &Workload, interval: u64, seed: usize) -> a
     let (pid, interval) = (target.pid().to_string(), interval.to_string());
     let seed = (seed + 1).to_string();
     // Every allocation is sampled, and no stack may be lost because a ring is full.
-    let room = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
+    let sizes = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
     let mut arguments = vec!["--hook", "probe", "--pid", &pid, "-i", &interval, "--seed", &seed];
-    arguments.extend(room);
+    arguments.extend(sizes);
     let mut recording = record(bench, &arguments)?;
     let done = target.go()?;
     stop(&mut recording)?;
