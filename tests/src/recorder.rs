@@ -142,10 +142,7 @@ impl Recorder {
         let words: Vec<OsString> = self.through.iter().cloned().chain([heapbpf().into()]).collect();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        command
-            .current_dir(self.dir.path())
-            .envs(self.environment.iter().map(|(a, b)| (a, b)))
-            .args(&self.arguments);
+        command.current_dir(self.dir.path()).envs(self.environment.iter().map(|(a, b)| (a, b))).args(&self.arguments);
         if self.outputs {
             command.args([
                 "-o",

@@ -512,7 +512,8 @@ impl Row {
         if file.exists() {
             std::fs::remove_file(file).with_context(|| file.display().to_string())?;
         }
-        let (program, file_of_test) = self.file.split_once('/').context("each file is in the directory of a program")?;
+        let (program, file_of_test) =
+            self.file.split_once('/').context("each file is in the directory of a program")?;
         let test = format!("{}::{}", file_of_test.replace('/', "::"), self.test);
         let tests = AmongTests { program, filter: &test, arguments: &["--exact"], variables: &variables };
         let rounds = if self.times_variable.is_some() { 1 } else { self.times(selection) };

@@ -87,7 +87,8 @@ mod tests {
         for some in blocks.chunks(7) {
             added.extend(noted.add(some).expect("there is space"));
         }
-        let at_once: BTreeMap<u64, Vec<u8>> = Noted::new(16).add(&blocks).expect("there is space").into_iter().collect();
+        let at_once: BTreeMap<u64, Vec<u8>> =
+            Noted::new(16).add(&blocks).expect("there is space").into_iter().collect();
         assert_eq!(added, at_once);
         assert_eq!(noted.add(&blocks), Some(Vec::new()), "they are known");
     }

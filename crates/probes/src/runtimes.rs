@@ -213,8 +213,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("source.c"), source).unwrap();
         for command in commands {
-            let run =
-                std::process::Command::new("sh").args(["-c", command]).current_dir(dir.path()).output().unwrap();
+            let run = std::process::Command::new("sh").args(["-c", command]).current_dir(dir.path()).output().unwrap();
             if !run.status.success() {
                 skipped(format_args!("{command}: {}", String::from_utf8_lossy(&run.stderr)));
                 return None;

@@ -339,9 +339,10 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
         return Err(OutputError::NoDir { path: path.into(), dir: dir.into() });
     }
     // Only creating a file shows whether permissions and the file system allow it. It is deleted at once.
-    tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(dir).map_err(|error| {
-        OutputError::DirNotWritable { dir: dir.into(), source: without_temporary_name(error) }
-    })?;
+    tempfile::Builder::new()
+        .prefix(".heapbpf-")
+        .tempfile_in(dir)
+        .map_err(|error| OutputError::DirNotWritable { dir: dir.into(), source: without_temporary_name(error) })?;
     Ok(())
 }
 

@@ -493,7 +493,9 @@ fn pushing(destinations: &[PushStatus], out: &mut String) {
     type Get = fn(&PushStatus) -> u64;
     let families: [(_, _, _, Get); 6] = [
         ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
-        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of space.", |status| status.counts.dropped),
+        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of space.", |status| {
+            status.counts.dropped
+        }),
         ("heapbpf_push_rejected_total", "counter", "Profiles that the destination rejected.", |status| {
             status.counts.rejected
         }),

@@ -172,16 +172,8 @@ impl Hooked {
             base,
         };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();
-        let mut hooked = Self {
-            plan,
-            names,
-            missing: found.missing.clone(),
-            handle,
-            base,
-            mapped,
-            restore: Vec::new(),
-            _file: dir,
-        };
+        let mut hooked =
+            Self { plan, names, missing: found.missing.clone(), handle, base, mapped, restore: Vec::new(), _file: dir };
         if options.hook {
             hooked.install(options, site_offsets(&code));
         }

@@ -123,8 +123,10 @@ fn constant_until_the_command_ends() {
     let Some(_turn) = turn("constant_until_the_command_ends") else { return };
     let mut wrong = Vec::new();
     for load in &LOADS[..2] {
-        let recorder =
-            Recorder::new().interval(1).option("--ring-bytes", RING_BYTES).command(&program("constant"), load.arguments(1));
+        let recorder = Recorder::new()
+            .interval(1)
+            .option("--ring-bytes", RING_BYTES)
+            .command(&program("constant"), load.arguments(1));
         let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
         assert!(recording.line().starts_with("READY "));
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");

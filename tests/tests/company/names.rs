@@ -301,8 +301,7 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let url = format!("http://{}", silent.local_addr().expect("it has one"));
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
-    let (recording, address) =
-        recorder.variable("DEBUGINFOD_CACHE_PATH", dir.path().join("cache").as_os_str()).serve();
+    let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", dir.path().join("cache").as_os_str()).serve();
     target.run();
     // The client leaves if it gets no answer soon.
     let status = || {

@@ -308,8 +308,7 @@ fn cost_of_the_screen() {
     let pid = target.pid();
     let command = format!("exec {} -i 1 --pid {pid} -o {{dir}}/x.json", heapbpf().display());
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let recording =
-        Tmux::run(&command.replace("{dir}", &dir.path().display().to_string()), 120, 40).expect("tmux");
+    let recording = Tmux::run(&command.replace("{dir}", &dir.path().display().to_string()), 120, 40).expect("tmux");
     recording.await_text("recording");
     target.go();
     // Wait until symbolization, which happens once, is over.

@@ -188,7 +188,8 @@ pub(super) fn plan(
     }
     let new = |set_log2| {
         // At most the whole text is replaced.
-        let reserved = heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
+        let reserved =
+            heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
         let base = target.maps().gap(&place.mapping.range, reserved).ok_or(Refused::NoSpace)?;
         let (draft, leads, originals) = draft(base, set_log2)?;
         let plan = Plan::new(draft, target.maps())?;

@@ -375,7 +375,9 @@ fn with_full_maps() {
 #[test]
 fn with_heapbpf_stopped() {
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
-    with_little_capacity("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
+    with_little_capacity("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| {
+        stats.lost()
+    });
 }
 
 /// CPU time of this process's children that have ended.
