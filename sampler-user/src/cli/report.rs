@@ -80,27 +80,32 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
 /// Reads the source file with this recorded path below a directory, or says why not. The path comes from the profiled
 /// program: neither it nor a link in the directory leads out of the directory, and only regular files are opened.
 fn source(dir: &Path, recorded: &str) -> Result<Source, String> {
+    let mut refused = None;
     for path in source_candidates(recorded) {
-        let failed = |why: &str| Err(format!("{path}: {why}"));
+        let failed = |why: &str| format!("{path}: {why}");
         let opened = in_root::find(dir, Path::new(&path), Links::Beneath);
         let file = match opened.and_then(|handle| in_root::open_regular(&handle)) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
-            Err(error) if error.raw_os_error() == Some(libc::EXDEV) => {
-                return failed("not read, because it leads out of the directory");
+            Err(error) => {
+                let leads_out = error.raw_os_error() == Some(libc::EXDEV);
+                let why =
+                    if leads_out { "not read, because it leads out of the directory".into() } else { error.to_string() };
+                // A link at one place does not hide the file at another.
+                refused.get_or_insert_with(|| failed(&why));
+                continue;
             }
-            Err(error) => return failed(&error.to_string()),
         };
         let mut bytes = Vec::new();
         if let Err(error) = file.take(MOST_SOURCE as u64 + 1).read_to_end(&mut bytes) {
-            return failed(&error.to_string());
+            return Err(failed(&error.to_string()));
         }
         if bytes.len() > MOST_SOURCE {
-            return failed("not read, because it has more than 4 MiB");
+            return Err(failed("not read, because it has more than 4 MiB"));
         }
         return Ok(Source { text: String::from_utf8_lossy(&bytes).into_owned(), path });
     }
-    Err("no such file in the directory".into())
+    Err(refused.unwrap_or_else(|| "no such file in the directory".into()))
 }
 
 /// Whether the user asked only for the short answer.
@@ -196,6 +201,7 @@ mod tests {
             assert_eq!(read(recorded).map(|it| it.text).as_deref(), Ok("inside"), "{recorded}");
         }
         assert_eq!(read("/build/app/lib/a.c").map(|it| it.path).as_deref(), Ok("lib/a.c"));
+        assert_eq!(read("/out/lib/a.c").map(|it| it.path).as_deref(), Ok("lib/a.c"), "the link hides nothing");
         for recorded in ["up.c", "absolute.c", "out/secret", "/x/../out/./secret"] {
             let refused = read(recorded).expect_err(recorded);
             assert!(refused.ends_with("leads out of the directory"), "{recorded}: {refused}");

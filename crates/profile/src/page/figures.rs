@@ -13,13 +13,14 @@ use heapbpf_statistics::survival;
 
 /// Maximum number of boxes of the graph with an interval.
 const MOST_BOXES: usize = 1_000;
-/// Smallest share of a value that such a box has: two pixels of a thousand. So there are at most 1,000 different sets
-/// of stacks for each value.
+/// Smallest share of a value that such a box has: two pixels of a thousand.
 const LEAST_SHARE: f64 = 0.002;
 /// Maximum number of frames that are looked at for the boxes of a graph. 50,000 stacks of 40 frames have 2 million.
 const MOST_FRAMES: usize = 5_000_000;
 /// Maximum number of stacks whose lifetimes are pooled for a box.
 const MOST_POOLED: usize = 64;
+/// Maximum number of lifetime curves that are pooled for a box: a stack has one for each process.
+const MOST_CURVES: usize = 512;
 
 /// A figure with its interval, in whole bytes or objects.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -109,7 +110,8 @@ impl Boxes {
                 boxes.low[index].push(low);
                 boxes.high[index].push(high);
             }
-            let few = members().count() <= MOST_POOLED;
+            let curves: usize = members().map(|stack| stack.lifetimes.len()).sum();
+            let few = members().count() <= MOST_POOLED && curves <= MOST_CURVES;
             let lifetimes: Vec<(&Lifetimes, f64)> =
                 members().filter(|_| few).flat_map(|stack| stack.lifetimes.iter().copied()).collect();
             boxes.lifetimes.push(survival::pooled(&lifetimes).map(|it| (it.median_seconds, it.temporary)));

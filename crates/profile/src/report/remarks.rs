@@ -124,18 +124,20 @@ fn byte_shares(profile: &Profile) -> Vec<f64> {
 }
 
 /// The share that is missing according to a note about what is in no figure: of the targets' anonymous memory, that
-/// outside heaps that are counted, in the processes that lack what the note names. `None` if there is none.
+/// outside heaps that are counted, in the processes that lack what the note begins with. `None` if there is none.
 fn share_missing(profile: &Profile, note: &str) -> Option<f64> {
     if !is_in_no_figure(note) {
         return None;
     }
+    // Further on, notes have names of processes and files, which may be anything.
+    let what = note.strip_prefix(IN_NO_FIGURE[0]).unwrap_or(note);
     let (mut missing, mut all) = (0.0, 0.0);
     for process in profile.processes.iter().chain(&profile.idle) {
         let Some(resident) = &process.resident else { continue };
         let parts = [resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
         let (heap, others) = (resident.heap_bytes as f64, parts.iter().map(|bytes| *bytes as f64).sum::<f64>());
         all += heap + others;
-        if process.missing.iter().any(|it| !it.what.is_empty() && note.contains(&it.what)) {
+        if process.missing.iter().any(|it| !it.what.is_empty() && what.starts_with(&it.what)) {
             missing += if process.hook.is_some() { others } else { heap + others };
         }
     }

@@ -63,13 +63,15 @@ pub fn source_lines(
     let context = Context::new(profile, options);
     let mut lines = context.title();
     lines.extend(context.totals());
-    let functions = functions(&context);
+    let mut functions = functions(&context);
     if functions.is_empty() {
         lines.push(String::new());
         lines.push("  no function has source lines; --symbolize looks for debug information".into());
     }
     let mut found: HashMap<&str, Result<Source, String>> = HashMap::new();
-    for function in functions.iter().take(options.top.min(MOST_FUNCTIONS)) {
+    for function in functions.iter_mut().take(options.top.min(MOST_FUNCTIONS)) {
+        function.pool.allow_for(&context.intervals);
+        function.lines.values_mut().for_each(|pool| pool.allow_for(&context.intervals));
         let source = found.entry(function.file).or_insert_with(|| find(function.file));
         lines.push(String::new());
         lines.extend(section(&context, function, source));
@@ -86,7 +88,7 @@ struct Function<'a> {
     lines: BTreeMap<u32, Pool>,
 }
 
-/// Functions with source lines, the largest first.
+/// Functions with source lines, the largest first. Their pools do not allow for other sampling intervals yet.
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let (profile, view) = (context.profile, context.options.frames);
     let interned = Interned::new(profile);
@@ -119,10 +121,6 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
             }
             function.lines.entry(line).or_default().add(row);
         }
-    }
-    for function in &mut functions {
-        function.pool.allow_for(&context.intervals);
-        function.lines.values_mut().for_each(|pool| pool.allow_for(&context.intervals));
     }
     functions.retain(|function| function.pool.total(context.sort) > 0.0);
     let size = |function: &Function| function.pool.total(context.sort);

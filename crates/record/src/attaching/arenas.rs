@@ -38,12 +38,22 @@ pub struct ResidentAt {
 /// What processes had when they joined the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtAttach {
+    /// CLOCK_MONOTONIC when the process joined the recording, or began its program if that was later; 0 if unknown.
+    pub since_ns: u64,
     /// Private anonymous memory that was resident or swapped out, bytes; `None` if unknown.
     pub anonymous_bytes: Option<u64>,
     /// All resident memory; `None` if unknown.
     pub resident: Option<ResidentAt>,
     /// What glibc had in use; `None` if that was not read, or has not been yet.
     pub inuse: Option<InUse>,
+}
+
+impl AtAttach {
+    /// The same for a process whose program began at `began_ns`: memory of the program before is not its own.
+    #[must_use]
+    pub fn of_program(self, began_ns: u64) -> Self {
+        if began_ns > self.since_ns { Self { since_ns: began_ns, resident: None, ..self } } else { self }
+    }
 }
 
 /// What glibc had in use, by process. The reading thread fills it in.

@@ -12,9 +12,10 @@ use heapbpf_profile::model::Process;
 use super::probes::{Attaching, Look};
 
 impl Attaching {
-    /// Running targets that are not in `counted`, each with its start (CLOCK_BOOTTIME, ns). Applies only where
-    /// processes become targets by a rule; named processes always count. Children of heapbpf itself are left out.
-    pub(crate) fn idle_targets(&self, host: &mut Host, counted: &HashSet<u32>) -> Vec<(Process, u64)> {
+    /// Running targets that are not in `counted`, each with its start (CLOCK_BOOTTIME, ns) and when it began its program
+    /// ([`Generation::since_ns`]). Applies only where processes become targets by a rule; named processes always count.
+    /// Children of heapbpf itself are left out.
+    pub(crate) fn idle_targets(&self, host: &mut Host, counted: &HashSet<u32>) -> Vec<(Process, u64, u64)> {
         if !self.global {
             return Vec::new();
         }
@@ -42,7 +43,7 @@ impl Attaching {
                 missing: self.runtimes_in(generation).into_iter().map(Runtime::missing).collect(),
                 ..Process::default()
             };
-            idle.push((process, info.start_ns));
+            idle.push((process, info.start_ns, generation.since_ns));
         }
         idle
     }

@@ -413,7 +413,7 @@ impl TargetSet {
             Some(0) => Some(InUse::default()),
             Some(_) => self.found_at_attach.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied(),
         };
-        AtAttach { anonymous_bytes, resident, inuse }
+        AtAttach { since_ns: coverage.map_or(0, |it| it.since_ns), anonymous_bytes, resident, inuse }
     }
 
     /// Where the reader puts its results.

@@ -45,7 +45,10 @@ const GROWTH_OVER_NS: u64 = 60_000_000_000;
 const SHORTEST_GROWTH_NS: u64 = 1_000_000_000;
 
 /// Earlier readings of a process's resident memory.
+#[derive(Clone, Copy)]
 struct Earlier {
+    /// [`AtAttach::since_ns`](crate::attaching::arenas::AtAttach::since_ns) of the program that was read.
+    since_ns: u64,
     /// The one from which growth is measured: the first one, and later one that is one to two minutes old.
     from: ResidentAt,
     /// The one that replaces it.
@@ -131,7 +134,12 @@ impl MemoryReader {
             };
             let now = ResidentAt { at_ns, bytes: sums.total_bytes() };
             let first = at_attach.resident.unwrap_or(now);
-            let earlier = self.earlier.entry(it.key).or_insert(Earlier { from: first, next: first });
+            let begun = Earlier { since_ns: at_attach.since_ns, from: first, next: first };
+            let earlier = self.earlier.entry(it.key).or_insert(begun);
+            // The key of an idle process stays the same at an exec.
+            if earlier.since_ns != at_attach.since_ns {
+                *earlier = begun;
+            }
             let growth_per_minute = earlier.growth_per_minute(now);
             let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(sums);
             let of_glibc = |glibc| Glibc {
@@ -352,7 +360,7 @@ mod tests {
     #[test]
     fn growth_is_measured_from_a_bounded_series() {
         let at = |seconds: u64, bytes| ResidentAt { at_ns: seconds * 1_000_000_000, bytes };
-        let mut earlier = Earlier { from: at(100, 5_000), next: at(100, 5_000) };
+        let mut earlier = Earlier { since_ns: 0, from: at(100, 5_000), next: at(100, 5_000) };
         assert_eq!(earlier.growth_per_minute(at(100, 9_000)), None, "no time has passed");
         assert_eq!(earlier.growth_per_minute(at(400, 10_000)), Some(1_000), "over five minutes");
         assert_eq!(earlier.growth_per_minute(at(401, 10_000)), Some(997), "since the first reading");
@@ -373,6 +381,10 @@ mod tests {
         assert!(of(&mut reader, None) > Some(0));
         let first = ResidentAt { at_ns: minute_ago, bytes: 0 };
         assert!(of(&mut MemoryReader::default(), Some(first)) > Some(0));
+        let mut idle = vec![Process::default()];
+        let at_attach = own().at_attach.of_program(1);
+        reader.measure(vec![Measured { at_attach, ..own() }], &mut [], &mut idle, true);
+        assert_eq!(idle[0].resident.and_then(|it| it.growth_per_minute), None, "another program");
     }
 
     #[test]

@@ -161,14 +161,14 @@ impl Session {
     /// of them.
     fn idle(&mut self, counted: &HashSet<u32>, first: usize, measured: &mut Vec<Measured>) -> Vec<Process> {
         let idle = self.attaching.idle_targets(&mut self.host, counted);
-        measured.extend(idle.iter().zip(first..).map(|((process, start_ns), number)| Measured {
+        measured.extend(idle.iter().zip(first..).map(|((process, start_ns, began_ns), number)| Measured {
             process: number,
             key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
             blocks: Vec::new(),
             share: 1.0,
-            at_attach: self.attaching.targets.at_attach(process.pid),
+            at_attach: self.attaching.targets.at_attach(process.pid).of_program(*began_ns),
         }));
-        idle.into_iter().map(|(process, _)| process).collect()
+        idle.into_iter().map(|(process, ..)| process).collect()
     }
 
     /// The message that no process has been a target so far, if that is so.
