@@ -25,7 +25,7 @@ pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
 /// A process whose arenas are to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct ArenaRequest {
     /// The process.
     pub pid: u32,
     /// Its start time, CLOCK_BOOTTIME.
@@ -41,7 +41,7 @@ pub type Answer = (Option<Heap>, Duration);
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct ArenaReader(ReaderThread<Wanted, Answer>);
+pub struct ArenaReader(ReaderThread<ArenaRequest, Answer>);
 
 impl ArenaReader {
     /// Reads the arenas of a process. `None` if the process has exited, if its memory may not be read, or if it has no
@@ -49,18 +49,18 @@ impl ArenaReader {
     ///
     /// # Errors
     /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
-    pub fn read(&mut self, wanted: Wanted) -> Result<Answer, NoAnswer> {
+    pub fn read(&mut self, wanted: ArenaRequest) -> Result<Answer, NoAnswer> {
         self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
     }
 }
 
-fn answer(wanted: Wanted) -> Answer {
+fn answer(wanted: ArenaRequest) -> Answer {
     let begun = thread_cpu_time();
     let heap = read(wanted);
     (heap, thread_cpu_time().saturating_sub(begun))
 }
 
-fn read(Wanted { pid, start_ns, version, longest }: Wanted) -> Option<Heap> {
+fn read(ArenaRequest { pid, start_ns, version, longest }: ArenaRequest) -> Option<Heap> {
     let deadline = Instant::now() + longest;
     let content = File::open(format!("/proc/{pid}/mem")).ok()?;
     let mut memory = Target { content, pages: Pages::of(pid)?, deadline };
@@ -217,7 +217,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
     fn of(child: &Child) -> Heap {
         let pid = child.id();
         let start_ns = Stat::read(pid).expect("it runs").start_ns;
-        let wanted = Wanted { pid, start_ns, version: 36, longest: LONGEST };
+        let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
         ArenaReader::default().read(wanted).expect("it answers").0.expect("glibc's heap")
     }
 
@@ -250,7 +250,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
             let Some(pid) = pid else { return };
             let start_ns = Stat::read(pid).expect("it runs").start_ns;
             for _ in 0..5 {
-                let wanted = Wanted { pid, start_ns, version: 36, longest: LONGEST };
+                let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
                 let (heap, took) = ArenaReader::default().read(wanted).expect("it answers");
                 println!("{took:?}: {:?}", heap.map(|heap| Heap { mapped: Vec::new(), ..heap }));
             }

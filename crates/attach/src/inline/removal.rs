@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
-use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
+use heapbpf_remote::{Error, FoundBlob, Refusal, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
@@ -145,7 +145,7 @@ pub fn leads_to_ours(pid: u32) -> bool {
 ///
 /// # Errors
 /// The process cannot be examined, or has hooks of another heapbpf.
-pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
+pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&FoundBlob) -> bool) -> Result<Target, Refused> {
     let target = Target::look(pid)?;
     let mut is_any = false;
     for found in target.found().into_iter().filter(|found| !found.is_inert() && !is_ours(found)) {

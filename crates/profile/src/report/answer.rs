@@ -7,7 +7,7 @@ use super::chain::Call;
 use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
-use super::suspects::{Found, Suspect, Why, ages, find, rate};
+use super::suspects::{Suspect, SuspectFindings, Why, ages, find, rate};
 use super::{Context, ReportOptions, plural};
 use crate::model::Profile;
 use crate::report::text::{Style, clip, wrap};
@@ -128,7 +128,7 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
 }
 
 /// What grows most, and why it is suspected.
-fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
+fn growth(context: &Context, groups: &[Group], found: &SuspectFindings) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
         let Growing { program, name, how_much, why, .. } = growing_of(context, groups, first);
         // Of several programs, the first question is which one grows.

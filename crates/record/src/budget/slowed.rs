@@ -22,7 +22,7 @@ const MOST_TIMES: f64 = 50.0;
 const MOST_TOLD: usize = 8;
 
 /// A target at a check.
-pub struct Seen<'a> {
+pub struct CheckedTarget<'a> {
     /// The process.
     pub process: ProcessKey,
     /// Its name.
@@ -71,13 +71,13 @@ impl SlowedTargets {
     /// why a process (by its id) is not hooked inline, or what inline hooks would take.
     pub fn look<'a>(
         &mut self,
-        targets: impl Iterator<Item = Seen<'a>>,
+        targets: impl Iterator<Item = CheckedTarget<'a>>,
         (tracking, budget): (Tracking, Option<f64>),
         seconds: f64,
         about_inline: impl Fn(u32, &Use, &ProbeCosts) -> Option<String>,
     ) -> Vec<Slowed> {
         let (mut seen, mut found) = (HashMap::new(), Vec::new());
-        for Seen { process, comm, used, costs, is_inline } in targets {
+        for CheckedTarget { process, comm, used, costs, is_inline } in targets {
             if self.told.contains(&process) {
                 continue;
             }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     /// A process that has made this many pairs of 100 bytes and run for this many seconds.
-    fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> Seen<'static> {
+    fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> CheckedTarget<'static> {
         let used = Use {
             seconds: cpu_seconds,
             allocations: pairs,
@@ -168,14 +168,14 @@ mod tests {
             cpu_seconds,
             ..Use::default()
         };
-        Seen { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
+        CheckedTarget { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
     }
 
     fn nothing(_: u32, _: &Use, _: &ProbeCosts) -> Option<String> {
         None
     }
 
-    fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
+    fn look(slowed: &mut SlowedTargets, targets: Vec<CheckedTarget<'static>>) -> Vec<String> {
         let about = |pid, used: &Use, costs: &ProbeCosts| (pid == 7).then(|| ADVICE.told(used, costs));
         slowed.look(targets.into_iter(), (FULL, None), 0.8, about).into_iter().map(|slowed| slowed.line).collect()
     }
@@ -200,7 +200,7 @@ mod tests {
         let all = line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS, None);
         assert!(all.starts_with("process 7 runs more than 50× "), "{all}");
         // Where every block is sampled, an interval shorter than the blocks saves nothing.
-        let inline = |samples| Seen {
+        let inline = |samples| CheckedTarget {
             used: Use { samples, counted_inside: samples, bytes: 100.0 * samples, ..seen(8, 0.0, 1e-5 * samples).used },
             is_inline: true,
             ..seen(8, 0.0, 0.0)
@@ -227,8 +227,8 @@ mod tests {
         let mut slowed = SlowedTargets::default();
         let every = Tracking { interval: 1, ..FULL };
         let with = |pairs: f64, cpu_seconds| {
-            let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
-            Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
+            let CheckedTarget { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
+            CheckedTarget { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
         };
         slowed.look(std::iter::once(with(0.0, 0.0)), (every, None), 0.4, nothing);
         let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), (every, None), 0.8, nothing);

@@ -225,7 +225,7 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
     let (sender, done) = channel();
     for number in 0..3 {
         let sender = sender.clone();
-        let then = move |made: Made| sender.send((number, made.profile.processes.len())).unwrap();
+        let then = move |made: FinishedProfile| sender.send((number, made.profile.processes.len())).unwrap();
         let processes: Vec<Process> = (0..number).map(|pid| process(pid, false)).collect();
         jobs.send(Job::Make(
             Box::new(snapshot(Detail::Totals, processes, Vec::new())),
@@ -293,7 +293,7 @@ fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
 /// The profile of a snapshot; `None` if it could not be made.
 fn made_by(jobs: &Sender<Job>, snapshot: Snapshot) -> Option<Profile> {
     let (sender, made) = channel();
-    let then = move |made: Made| sender.send(made.profile).unwrap();
+    let then = move |made: FinishedProfile| sender.send(made.profile).unwrap();
     jobs.send(Job::Make(Box::new(snapshot), Box::new(then), Place::default())).unwrap();
     made.recv().ok()
 }

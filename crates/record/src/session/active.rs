@@ -27,7 +27,7 @@ use crate::outputs::report::{Closing, show_report, write_stats};
 use crate::outputs::status_line::StatusLine;
 use crate::outputs::triggers::Triggers;
 use crate::plan::{Hook, RecordPlan};
-use crate::profiles::requests::{Made, Request};
+use crate::profiles::requests::{FinishedProfile, Request};
 use crate::remarks::say;
 
 /// The message at the start if Python's objects are counted.
@@ -272,7 +272,7 @@ impl ActiveRecording {
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
-    pub fn finish(&mut self) -> anyhow::Result<Made> {
+    pub fn finish(&mut self) -> anyhow::Result<FinishedProfile> {
         let finished = self.session.finish(|what| self.line.finishing(what));
         self.line.clear();
         finished
@@ -283,7 +283,7 @@ impl ActiveRecording {
     /// # Errors
     /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or no
     /// process matched, and the recording is no service: then no file is written.
-    pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+    pub fn write(&mut self, made: &FinishedProfile) -> anyhow::Result<u8> {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
         }

@@ -7,11 +7,11 @@ use anyhow::bail;
 use heapbpf_attach::inline::InlineHooks;
 
 use super::moment::Cut;
-use super::snapshots::Wanted;
+use super::snapshots::SnapshotContents;
 use super::state::Session;
 use crate::outputs::status_line::Finishing;
 use crate::profiles::snapshot::Snapshot;
-use crate::profiles::worker::Made;
+use crate::profiles::worker::FinishedProfile;
 
 /// Time between two progress reports of symbolization.
 const TELL_EVERY: Duration = Duration::from_millis(200);
@@ -25,7 +25,7 @@ impl Session {
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
-    pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
+    pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<FinishedProfile> {
         let begun = Instant::now();
         // Hooks of others may have arrived since the last check.
         self.attaching.look_at_others_hooks(u64::MAX);
@@ -59,15 +59,15 @@ impl Session {
     }
 
     /// Requests the profile of the last cut. `unhooked`: closes when the hooks have been removed.
-    fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<Made> {
-        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, Wanted::lifetimes(), true, begun) };
+    fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<FinishedProfile> {
+        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, SnapshotContents::lifetimes(), true, begun) };
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made
     }
 
     /// Waits for the last profile; `None` if making it failed.
-    fn last_made(&self, made: &Receiver<Made>, tell: &mut impl FnMut(Finishing)) -> Option<Made> {
+    fn last_made(&self, made: &Receiver<FinishedProfile>, tell: &mut impl FnMut(Finishing)) -> Option<FinishedProfile> {
         loop {
             match made.recv_timeout(TELL_EVERY) {
                 Ok(made) => return Some(made),

@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_remote::{
-    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target, reserved_bytes,
+    Busy, Data, Displaced, Draft, FoundBlob, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target,
+    reserved_bytes,
 };
 
 /// Bytes of replaced pages: the function's page, and the next.
@@ -291,7 +292,7 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
 }
 
 /// The only blob of a process.
-pub fn found(pid: u32) -> Found {
+pub fn found(pid: u32) -> FoundBlob {
     let mut found = Target::look(pid).expect("it can be looked at").found();
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
@@ -317,7 +318,7 @@ pub fn traces(pid: u32) -> Vec<String> {
 /// Checks that no jump leads to what is mapped, which is at most one blob, and that no descriptor is open.
 pub fn assert_inert(pid: u32) {
     let (found, traces) = (Target::look(pid).expect("it can be looked at").found(), traces(pid));
-    assert!(found.len() <= 1 && found.iter().all(Found::is_inert), "{found:?}");
+    assert!(found.len() <= 1 && found.iter().all(FoundBlob::is_inert), "{found:?}");
     assert!(traces.iter().all(|line| !line.starts_with("/memfd")), "{traces:?}");
 }
 
