@@ -264,9 +264,9 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
         self.take_in_made(linker.kind());
-        if let Some(told) = self.asked.get_mut(&(key, pid)).and_then(Option::take) {
+        if let Some(outcome) = self.asked.get_mut(&(key, pid)).and_then(Option::take) {
             self.asked.remove(&(key, pid));
-            return told.map(|()| Hooked::Now);
+            return outcome.map(|()| Hooked::Now);
         }
         // Nobody may have been asking for the links that are being made.
         if !self.is_making(key, pid) {
@@ -286,8 +286,8 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             let panicked = || Err(KernelError::Object("an error inside heapbpf".to_owned()));
             let made = made.unwrap_or_else(panicked);
             if self.asked.contains_key(&served) {
-                let told = self.take_in(served, made, kind);
-                self.asked.insert(served, Some(told));
+                let outcome = self.take_in(served, made, kind);
+                self.asked.insert(served, Some(outcome));
             } else {
                 self.loose.extend(made.ok().map(|(links, _)| links));
             }

@@ -176,11 +176,11 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&FoundBlob) -> bool) -> 
 /// Removes our hooks at `bases`, although we use them, from one of the processes that have them, if that is possible
 /// now. Returns whether none of them is left.
 pub(super) fn take_out_at(pid: u32, bases: &[u64]) -> bool {
-    let tell = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
+    let log_why = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
     match look(pid) {
-        Ok(target) => take_out_found(&target, bases).inspect_err(|error| tell(error)).is_ok(),
+        Ok(target) => take_out_found(&target, bases).inspect_err(|error| log_why(error)).is_ok(),
         Err(why) => {
-            tell(&why);
+            log_why(&why);
             // It may have exited, or run another program.
             !leads_to_ours(pid)
         }
