@@ -209,9 +209,10 @@ x-7f0000031000 rw-p 00000000 00:00 0
         command.env(VARIABLE, kind).env("GLIBC_TUNABLES", tunables).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let told = lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once('!')?.1.to_owned()));
-        let told: Vec<u64> = told.expect("figures").split(' ').map(|word| word.parse().expect("a number")).collect();
-        (child, told.try_into().expect("five figures"), lines)
+        let printed = lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once('!')?.1.to_owned()));
+        let printed: Vec<u64> =
+            printed.expect("figures").split(' ').map(|word| word.parse().expect("a number")).collect();
+        (child, printed.try_into().expect("five figures"), lines)
     }
 
     fn of(child: &Child) -> Heap {
