@@ -170,7 +170,7 @@ impl Attaching {
     }
 
     /// Warns about processes that should be hooked inline and are not, once per reason.
-    pub(crate) fn tell_refusals(&mut self) {
+    pub(crate) fn log_refusals(&mut self) {
         self.refusals.take().iter().for_each(|line| log::warn!("{line}"));
     }
 

@@ -106,7 +106,7 @@ impl ProfileWorker {
             demangler.start();
         }
         let progress = Arc::new(Progress::default());
-        let told = Arc::clone(&progress);
+        let own_progress = Arc::clone(&progress);
         let emptied = Emptied::default();
         let given_back = Arc::clone(&emptied);
         let writes_files = plan.writes_files();
@@ -118,7 +118,7 @@ impl ProfileWorker {
         })?;
         std::thread::Builder::new().name("profiles".into()).stack_size(STACK_BYTES).spawn(move || {
             restrict_worker(writes_files);
-            let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
+            let symbolization = Symbolization::new(symbolize, symbols, own_progress).with_runtime_functions(functions);
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
         Ok(Self { jobs, totals, place: Place::default(), cleanup: Place::default(), progress, emptied, demangler })

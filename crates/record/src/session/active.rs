@@ -287,7 +287,7 @@ impl ActiveRecording {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
         }
-        self.tell_of_command();
+        self.report_command();
         let plan = &self.session.plan;
         let outputs = &plan.outputs.files;
         let options = &plan.outputs.write;
@@ -303,8 +303,8 @@ impl ActiveRecording {
         Ok(self.command.exit_code)
     }
 
-    /// Tells of a command that a signal ended, or that runs on.
-    fn tell_of_command(&mut self) {
+    /// Reports a command that a signal ended, or that runs on.
+    fn report_command(&mut self) {
         if let Some(signal) = &self.session.unfinished.killed_by {
             say(format!("the command was ended: {signal}"));
         }

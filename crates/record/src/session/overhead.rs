@@ -119,7 +119,7 @@ impl Session {
             Some(why) => Some(format!("it is not counted from inside: {why}")),
             None => {
                 let advice = controller.advice().filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
-                advice.map(|advice| advice.told(used, costs))
+                advice.map(|advice| advice.text(used, costs))
             }
         };
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;

@@ -119,7 +119,7 @@ impl Session {
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
-        self.tell_since(&keys, &mut processes);
+        self.add_tracked_since(&keys, &mut processes);
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen = self.seen(&keys, last);
         let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
@@ -211,7 +211,7 @@ impl Session {
     }
 
     /// Adds to processes whose frees were not tracked all the time since when they have been tracked again.
-    pub(super) fn tell_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+    pub(super) fn add_tracked_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
         for (key, process) in keys.iter().zip(processes) {
             let since_ns = self.recorder.heap.tracked_since(key);
             let after = since_ns.map(|since_ns| since_ns.saturating_sub(self.schedule.started_ns));
