@@ -131,7 +131,7 @@ impl Program {
     }
 
     /// Writes to the program's standard input, which is piped.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("it is piped");
         input.write_all(line.as_bytes()).expect("it reads");
     }
@@ -326,11 +326,11 @@ pub fn assert_inert(pid: u32) {
 static AGAIN: Mutex<Vec<(Busy, Duration)>> = Mutex::new(Vec::new());
 
 /// Reports futile stops.
-pub fn tell_vain() {
+pub fn report_futile() {
     let vain = std::mem::take(&mut *AGAIN.lock().unwrap_or_else(PoisonError::into_inner));
     let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
     eprintln!("in vain: {} came too late to stop, {} to do everything", count(Busy::Slow), count(Busy::Late));
-    tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
+    report("in vain", vain.into_iter().map(|(_, time)| time).collect());
 }
 
 /// Makes a thread wait for a processor three quarters of the time, until told that it is over.
@@ -352,7 +352,7 @@ pub fn starve(tid: i32, is_over: &AtomicBool) {
 }
 
 /// Reports median, 99th percentile and maximum.
-pub fn tell(what: &str, mut times: Vec<Duration>) {
+pub fn report(what: &str, mut times: Vec<Duration>) {
     times.sort();
     if let Some(longest) = times.last() {
         let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
