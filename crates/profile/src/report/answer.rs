@@ -64,9 +64,9 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
     }
-    let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
-    if told > 0 {
-        missed.push(format!("see {} below", plural(told, "remark")));
+    let remarks = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
+    if remarks > 0 {
+        missed.push(format!("see {} below", plural(remarks, "remark")));
     }
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));
