@@ -131,13 +131,13 @@ pub fn growth(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<
 /// The later moment does not distinguish blocks allocated after the earlier one, or the data cannot be encoded.
 pub fn kept(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<Bytes> {
     let (from, made) = (&before.made.profile.header, &after.made);
-    let untold = || {
+    let not_known = || {
         io::Error::new(
             io::ErrorKind::NotFound,
             "nothing is known of what was kept between these two moments: choose others",
         )
     };
-    let since = made.recent.since(from.duration, &made.profile).ok_or_else(untold)?;
+    let since = made.recent.since(from.duration, &made.profile).ok_or_else(not_known)?;
     let since = seen.of(&since);
     let allocated = allocated_between(&seen.of(&before.made.profile), &since);
     json(&kept_data(&since, unix_ms(from.time), allocated, unknown_of(&since, from.time), CONFIDENCE))

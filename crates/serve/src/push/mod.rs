@@ -183,8 +183,8 @@ fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&FinishedProfi
     for (destination, queue) in senders {
         match batches(destination, &profile) {
             Ok(batch) => {
-                if let Some(told) = queue.push(&batch) {
-                    log::warn!("{}: {told}", destination.shown());
+                if let Some(message) = queue.push(&batch) {
+                    log::warn!("{}: {message}", destination.shown());
                 }
             }
             Err(error) => log::warn!("{}: {error}", destination.shown()),
@@ -198,12 +198,12 @@ mod tests {
 
     #[test]
     fn at_the_end_it_is_said_what_is_lacking() {
-        let told = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
-        assert_eq!(told(0, 0, true), None);
-        assert_eq!(told(2, 0, false).unwrap(), "2 profiles not delivered");
+        let lacks = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
+        assert_eq!(lacks(0, 0, true), None);
+        assert_eq!(lacks(2, 0, false).unwrap(), "2 profiles not delivered");
         let both =
             "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for lack of room";
-        assert_eq!(told(1, 3, true).unwrap(), both);
-        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for lack of room");
+        assert_eq!(lacks(1, 3, true).unwrap(), both);
+        assert_eq!(lacks(0, 1, true).unwrap(), "1 profile dropped for lack of room");
     }
 }
