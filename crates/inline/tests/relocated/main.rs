@@ -222,7 +222,7 @@ fn plan(originals: &[Original]) -> Plan {
 }
 
 /// Everything that must be equal at the end: registers, and where control went.
-fn told(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
+fn outcome(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
     let r = &state.registers;
     let general = [
         r.rax,
@@ -292,7 +292,7 @@ fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mu
         return;
     }
     *seen.ends.entry(end(stop, original.registers.rip)).or_default() += 1;
-    let (expected, found) = (told(&original, stop), told(&moved, moved_stop));
+    let (expected, found) = (outcome(&original, stop), outcome(&moved, moved_stop));
     let listing: Vec<String> = instructions.iter().map(ToString::to_string).collect();
     assert!(expected == found, "{entry:#x} {listing:?}:\n{expected:x?}\nin the blob ({rip:#x}):\n{found:x?}");
     assert!(memory == moved_memory, "{entry:#x} {listing:?}: other bytes in memory");
