@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use heapbpf_inline::read::{Counts, Found, control};
-use heapbpf_inline::{Code, Entries, Inputs, Jumps, Plan, Settings, Text, Wanted};
+use heapbpf_inline::read::{CheckedBlob, Counts, control};
+use heapbpf_inline::{Code, Entries, Inputs, Jumps, Plan, Settings, Text, WantedFunction};
 use sampler_ebpf::abi::Site;
 
 const TEXT: u64 = 0x5555_0000_0000;
@@ -28,11 +28,11 @@ pub fn check(data: &[u8]) {
         framed_end: 0,
     };
     let code = Code { bytes: &[0x90; 64], entries };
-    let _ = (Found::check(data, &code), Counts::of(data), control(data));
+    let _ = (CheckedBlob::check(data, &code), Counts::of(data), control(data));
     let data = &data[..data.len().min(MOST_CODE)];
     let site = Site { times_argument: 0xff, old_argument: 0xff, out_argument: 0xff, ..Site::default() };
-    let wanted: Vec<Wanted<'_>> = (0..4)
-        .map(|i| Wanted { name: "f", address: TEXT + 64 * i, length: data.len() as u64 / 4, site, twin: None })
+    let wanted: Vec<WantedFunction<'_>> = (0..4)
+        .map(|i| WantedFunction { name: "f", address: TEXT + 64 * i, length: data.len() as u64 / 4, site, twin: None })
         .collect();
     let none = HashMap::new();
     let settings = Settings { criterion: 0, set_log2: 12, has_rdrand: false, file: [0; 3] };

@@ -69,7 +69,7 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     };
     outcome.map_or_else(
         |error| {
-            let text = told(&error);
+            let text = error_text(&error);
             // Only the verifier's log has several lines. Names of files and processes are escaped, so they cannot add
             // lines.
             let text = if has_kernel_log(&error) { escaped_lines(&text) } else { escaped(&text).into_owned() };
@@ -89,7 +89,7 @@ fn has_kernel_log(error: &anyhow::Error) -> bool {
 }
 
 /// Returns the error and its causes. A cause that a message already contains is not repeated.
-fn told(error: &anyhow::Error) -> String {
+fn error_text(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for message in error.chain().map(ToString::to_string).filter(|message| !message.is_empty()) {
         if !text.contains(&message) {

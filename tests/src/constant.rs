@@ -188,8 +188,8 @@ impl<'a> Judge<'a> {
     pub fn exact(&mut self, cut: &Cut) {
         // On a busy machine records are lost. That is reported, and then the intervals must contain the truth.
         let figures = self.figures(cut);
-        let is_told = figures.iter().any(|(_, figure, ..)| figure.low < figure.high || is_unread(figure));
-        let holds = is_told && self.covered(cut);
+        let is_reported = figures.iter().any(|(_, figure, ..)| figure.low < figure.high || is_unread(figure));
+        let holds = is_reported && self.covered(cut);
         for (what, figure, truth, missing) in figures {
             if (figure.value() - truth).abs() > missing && !holds {
                 self.wrong.push(format!("{}: {what} {figure:?} instead of {truth} ± {missing}", cut.from));
@@ -209,9 +209,9 @@ impl<'a> Judge<'a> {
             let tolerance = sigmas * variance.sqrt() + missing;
             // The part beyond 95 %, where the interval ends without losses.
             let beyond = (sigmas - 1.96) * variance.sqrt() + missing;
-            let is_told = figure.low.is_some_and(|low| low - beyond <= truth)
+            let is_reported = figure.low.is_some_and(|low| low - beyond <= truth)
                 && figure.high.is_some_and(|high| high + beyond >= truth);
-            if (figure.value() - truth).abs() > tolerance && !is_told && !is_unread(figure) {
+            if (figure.value() - truth).abs() > tolerance && !is_reported && !is_unread(figure) {
                 self.wrong.push(format!("{}: {what} {} instead of {truth} ± {tolerance}", cut.from, figure.value()));
             }
             self.ordered(cut, what, figure);

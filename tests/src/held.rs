@@ -25,7 +25,7 @@ pub fn most_are_whole(what: &str, mut record: impl FnMut() -> [usize; 2]) {
 }
 
 /// Whether a profile says that part of a process was not counted. The process may not even be in the profile.
-pub fn is_told(profile: &Profile, process: Option<&Process>) -> bool {
-    let tells = |note: &String| note.contains("ended before") || note.contains("CPU time was counted");
-    process.is_some_and(|process| process.coverage < 1.0) || profile.notes.iter().any(tells)
+pub fn is_reported(profile: &Profile, process: Option<&Process>) -> bool {
+    let has_remark = |note: &String| note.contains("ended before") || note.contains("CPU time was counted");
+    process.is_some_and(|process| process.coverage < 1.0) || profile.notes.iter().any(has_remark)
 }

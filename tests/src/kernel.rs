@@ -76,7 +76,7 @@ pub fn links_of(pid: u32) -> BTreeSet<u32> {
 }
 
 /// Whether the kernel reports which files the links of a process are attached to (since Linux 6.17).
-pub fn tells_files_of_links(pid: u32) -> bool {
+pub fn reports_files_of_links(pid: u32) -> bool {
     infos(pid).any(|text| text.contains("link_type:\tuprobe_multi") && text.contains("\npath:"))
 }
 

@@ -323,7 +323,7 @@ impl Recording {
     /// If it has none within [`PATIENCE`](crate::target::PATIENCE).
     pub fn await_links_of(&mut self, file: &Path) {
         let pid = self.pid();
-        if !kernel::tells_files_of_links(pid) {
+        if !kernel::reports_files_of_links(pid) {
             return self.await_more_links();
         }
         until("links of a file", || kernel::links_to(pid, file) > 0);

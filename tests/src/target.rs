@@ -13,8 +13,8 @@ use crate::truth::Truth;
 /// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long. On slower, emulated
 /// machines, `HEAPBPF_TEST_PATIENCE` sets another one, in seconds.
 pub static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
-    let told = std::env::var("HEAPBPF_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(told.unwrap_or(120))
+    let configured = std::env::var("HEAPBPF_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(configured.unwrap_or(120))
 });
 
 /// The lines of a pipe, read by a separate thread so that waiting for one can time out.

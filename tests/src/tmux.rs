@@ -48,8 +48,8 @@ impl Tmux {
     /// # Panics
     /// If tmux does not report it.
     pub fn shell(&self) -> u32 {
-        let told = self.call(&["display-message", "-p", "#{pane_pid}"]).stdout;
-        String::from_utf8_lossy(&told).trim().parse().expect("a process id")
+        let output = self.call(&["display-message", "-p", "#{pane_pid}"]).stdout;
+        String::from_utf8_lossy(&output).trim().parse().expect("a process id")
     }
 
     /// Process id of the program that the shell runs.

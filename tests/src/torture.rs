@@ -132,10 +132,10 @@ impl Unharmed {
     pub fn ends_well(mut self) -> String {
         nothing_stays_in(self.pid());
         self.0.go();
-        let told = self.0.line();
-        assert!(told.starts_with("OK "), "{told}");
+        let answer = self.0.line();
+        assert!(answer.starts_with("OK "), "{answer}");
         assert!(self.0.end().success(), "it came to harm");
-        told
+        answer
     }
 }
 

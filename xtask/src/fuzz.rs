@@ -58,7 +58,7 @@ struct Fuzzed {
 
 /// What a run reported about itself, as libFuzzer prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct RunStats {
     inputs: u64,
     /// Edges of the program that inputs have covered.
     edges: u64,
@@ -105,8 +105,8 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
             replay(context, &dir, target)?;
             continue;
         }
-        let told = run_one(context, &dir, target, selection)?;
-        let Told { inputs, per_second, edges, all_edges } = told;
+        let stats = run_one(context, &dir, target, selection)?;
+        let RunStats { inputs, per_second, edges, all_edges } = stats;
         table += &format!("| {} | {inputs} | {per_second} | {edges} | {all_edges} |\n", target.name);
         if selection.minimise {
             minimise(context, &dir, target)?;
@@ -139,7 +139,7 @@ fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     Ok(targets.iter().map(fuzzed).collect())
 }
 
-fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
+fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<RunStats> {
     nightly::require("--list", "")?;
     let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
     let corpus = dir.join("corpus").join(&target.name);
@@ -150,7 +150,7 @@ fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection
     command.args(selection.runs.map(|runs| format!("-runs={runs}")));
     say!("fuzzing {}", target.name);
     let said = read_errors(&mut command, context.options.verbose)?;
-    Ok(told(&said))
+    Ok(parse_stats(&said))
 }
 
 /// Returns `cargo fuzz SUBCOMMAND` for a target, linking only what the target needs.
@@ -233,21 +233,21 @@ fn read_errors(command: &mut Command, verbose: bool) -> anyhow::Result<String> {
 }
 
 /// Parses libFuzzer's last lines.
-fn told(said: &str) -> Told {
+fn parse_stats(said: &str) -> RunStats {
     let after = |line: &str, word: &str| {
         let rest = line.split_once(word)?.1.trim_start();
         rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
-    let mut told = Told::default();
+    let mut stats = RunStats::default();
     for line in said.lines() {
-        told.inputs = after(line, "stat::number_of_executed_units:").unwrap_or(told.inputs);
-        told.per_second = after(line, "stat::average_exec_per_sec:").unwrap_or(told.per_second);
-        told.edges = after(line, " cov: ").unwrap_or(told.edges);
+        stats.inputs = after(line, "stat::number_of_executed_units:").unwrap_or(stats.inputs);
+        stats.per_second = after(line, "stat::average_exec_per_sec:").unwrap_or(stats.per_second);
+        stats.edges = after(line, " cov: ").unwrap_or(stats.edges);
         if line.contains("inline 8-bit counters") {
-            told.all_edges = after(line, "modules   (").unwrap_or(told.all_edges);
+            stats.all_edges = after(line, "modules   (").unwrap_or(stats.all_edges);
         }
     }
-    told
+    stats
 }
 
 #[cfg(test)]
@@ -260,8 +260,8 @@ mod tests {
                     #2\tINITED cov: 33 ft: 34 corp: 1/1b exec/s: 0 rss: 40Mb\n\
                     #1000\tDONE   cov: 321 ft: 900 corp: 20/1Kb lim: 43 exec/s: 500 rss: 45Mb\n\
                     stat::number_of_executed_units: 1000\nstat::average_exec_per_sec:     500\n";
-        assert_eq!(told(said), Told { inputs: 1000, edges: 321, all_edges: 10_462, per_second: 500 });
-        assert_eq!(told("nothing"), Told::default());
+        assert_eq!(parse_stats(said), RunStats { inputs: 1000, edges: 321, all_edges: 10_462, per_second: 500 });
+        assert_eq!(parse_stats("nothing"), RunStats::default());
     }
 
     #[test]

@@ -67,8 +67,8 @@ impl Skips {
     /// # Errors
     /// A list cannot be read.
     pub fn report(&self, context: &Context) -> anyhow::Result<bool> {
-        let told = fs::read_to_string(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
-        let skips: BTreeSet<Skip> = told.lines().filter_map(Skip::parse).chain(self.own.iter().cloned()).collect();
+        let listed = fs::read_to_string(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        let skips: BTreeSet<Skip> = listed.lines().filter_map(Skip::parse).chain(self.own.iter().cloned()).collect();
         if skips.is_empty() {
             say!("nothing was skipped");
             return Ok(true);
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn what_is_not_expected_for_its_reason_is_unexpected() {
-        let told = "formats::spark\tno module pyspark\nreach\tneeds root\nreach\tno musl\nnot a skip\n";
-        let skips: BTreeSet<Skip> = told.lines().filter_map(Skip::parse).collect();
+        let listed = "formats::spark\tno module pyspark\nreach\tneeds root\nreach\tno musl\nnot a skip\n";
+        let skips: BTreeSet<Skip> = listed.lines().filter_map(Skip::parse).collect();
         assert_eq!(skips.len(), 3);
         let left = |allowed| -> Vec<(&str, &str)> {
             let unexpected = unexpected(&skips, allowed).expect("a list");

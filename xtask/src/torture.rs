@@ -485,7 +485,7 @@ const ROWS: &[Row] = &[
 
 /// The result of a row.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct RowResult {
     fault: String,
     hook: String,
     times: String,
@@ -499,7 +499,7 @@ impl Row {
     }
 
     /// Runs the row. Returns its results, and whether everything was as promised.
-    fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<Seen>, bool)> {
+    fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<RowResult>, bool)> {
         let times = self.times(selection).to_string();
         let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
         let mut variables: Vec<(&str, &OsStr)> = vec![("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
@@ -526,15 +526,15 @@ impl Row {
     }
 
     /// Returns the row's results, from the lines that its test wrote.
-    fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<Seen> {
-        let seen = |[fault, hook, times, what]: [&str; 4]| Seen {
+    fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<RowResult> {
+        let seen = |[fault, hook, times, what]: [&str; 4]| RowResult {
             fault: fault.into(),
             hook: hook.into(),
             times: times.into(),
             promised: self.promised,
             what: what.into(),
         };
-        let mut found: Vec<Seen> = text
+        let mut found: Vec<RowResult> = text
             .lines()
             .filter_map(|line| <[&str; 4]>::try_from(line.split('\t').collect::<Vec<_>>()).ok())
             .map(seen)
@@ -579,9 +579,9 @@ pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitC
 }
 
 /// Returns the table in the format of docs/reliability.md.
-fn markdown(table: &[Seen]) -> String {
+fn markdown(table: &[RowResult]) -> String {
     let mut text = "| fault | hook | times | promised | seen |\n|---|---|---|---|---|\n".to_owned();
-    for Seen { fault, hook, times, promised, what } in table {
+    for RowResult { fault, hook, times, promised, what } in table {
         text += &format!("| {fault} | {hook} | {times} | {promised} | {what} |\n");
     }
     text

@@ -216,10 +216,10 @@ mod tests {
         let rows = profile.rows.iter().filter(|row| row.key.process == 1).count();
         assert!(rows > 0 && part.rows.len() == rows && part.rows.iter().all(|row| row.key.process == 0));
         let (all, own) = (Filter::default(), filter(&[("pid", &pid.to_string())]));
-        let mut told = profile.clone();
-        told.notes.push("another process".into());
-        assert_eq!(shown(&told, &all, &own).notes, told.notes);
-        let scoped = shown(&told, &own, &all);
+        let mut noted = profile.clone();
+        noted.notes.push("another process".into());
+        assert_eq!(shown(&noted, &all, &own).notes, noted.notes);
+        let scoped = shown(&noted, &own, &all);
         assert_eq!((scoped.rows.len(), scoped.notes.len(), scoped.counters.len()), (rows, 0, 0));
         let nobody = only(&profile, &[&filter(&[("pid", &pid.to_string())]), &filter(&[("comm", "no-such")])]);
         assert!(nobody.processes.is_empty() && nobody.rows.is_empty());

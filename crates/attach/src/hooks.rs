@@ -114,7 +114,7 @@ struct HookedFile {
 type Served = (FileKey, Option<u32>);
 
 /// Links, or why the kernel refuses them.
-type Made<L> = Result<(L, Refused), KernelError>;
+type LinkResult<L> = Result<(L, Refused), KernelError>;
 
 /// The links to make to a file.
 struct Job {
@@ -126,7 +126,7 @@ struct Job {
 }
 
 impl Job {
-    fn make<K: Linker>(&self, linker: &K) -> Made<K::Links> {
+    fn make<K: Linker>(&self, linker: &K) -> LinkResult<K::Links> {
         // This may have waited for other links.
         if Content::was_written(self.content, &self.file) {
             return Err(KernelError::Object("the file was overwritten".to_owned()));
@@ -146,7 +146,7 @@ pub struct Hooks<L = Links> {
     inline: HashMap<FileKey, Arc<FileAudit>>,
     links: HashMap<Served, L>,
     /// Makes links while the recording goes on.
-    making: Aside<Served, Made<L>>,
+    making: Aside<Served, LinkResult<L>>,
     /// Links that were asked for and that `making` is making, or has made without that having been told.
     asked: HashMap<Served, Option<Result<(), HookError>>>,
     /// See [`take_loose`](Self::take_loose).
@@ -264,9 +264,9 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
         self.take_in_made(linker.kind());
-        if let Some(told) = self.asked.get_mut(&(key, pid)).and_then(Option::take) {
+        if let Some(outcome) = self.asked.get_mut(&(key, pid)).and_then(Option::take) {
             self.asked.remove(&(key, pid));
-            return told.map(|()| Hooked::Now);
+            return outcome.map(|()| Hooked::Now);
         }
         // Nobody may have been asking for the links that are being made.
         if !self.is_making(key, pid) {
@@ -286,8 +286,8 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             let panicked = || Err(KernelError::Object("an error inside heapbpf".to_owned()));
             let made = made.unwrap_or_else(panicked);
             if self.asked.contains_key(&served) {
-                let told = self.take_in(served, made, kind);
-                self.asked.insert(served, Some(told));
+                let outcome = self.take_in(served, made, kind);
+                self.asked.insert(served, Some(outcome));
             } else {
                 self.loose.extend(made.ok().map(|(links, _)| links));
             }
@@ -318,7 +318,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             return Err(HookError::MustBeShared { path: path.clone() });
         }
         let refused = |source| HookError::Kernel { path: path.clone(), source };
-        let wanted = Wanted { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: kind };
+        let wanted = LinkedPart { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: kind };
         let hooked = match self.hooked.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -343,7 +343,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
     }
 
     /// Takes in the links to a file that were planned.
-    fn take_in(&mut self, (key, pid): Served, made: Made<L>, kind: LinkKind) -> Result<(), HookError> {
+    fn take_in(&mut self, (key, pid): Served, made: LinkResult<L>, kind: LinkKind) -> Result<(), HookError> {
         let Some(ExaminedFile { path, plan: Ok(plan), .. }) = self.files.get(key) else { return Ok(()) };
         let Some(hooked) = self.hooked.get_mut(&key) else { return Ok(()) };
         if self.files.get(key).is_some_and(ExaminedFile::was_written) {
@@ -588,7 +588,7 @@ fn set_functions(functions: &mut Vec<u16>, first_site: u32, sites: &[Site]) {
 }
 
 /// What part of a plan is linked.
-struct Wanted {
+struct LinkedPart {
     /// The functions. `None` means all.
     only: Option<&'static [&'static str]>,
     /// Whether freeing functions are linked.
@@ -599,7 +599,7 @@ struct Wanted {
     link: LinkKind,
 }
 
-impl Wanted {
+impl LinkedPart {
     fn is_met_by(&self, planned: &PlannedSite) -> bool {
         self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (self.frees || planned.return_needed)
     }

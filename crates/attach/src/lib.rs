@@ -28,8 +28,8 @@ use std::time::Duration;
 /// `HEAPBPF_STOP_LIMIT_MS`, because a stop waits for a CPU most of the time.
 pub fn stop_limit() -> Duration {
     static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
-        let told = std::env::var("HEAPBPF_STOP_LIMIT_MS").ok().and_then(|milliseconds| milliseconds.parse().ok());
-        told.map_or(heapbpf_remote::STOP_LIMIT, Duration::from_millis)
+        let configured = std::env::var("HEAPBPF_STOP_LIMIT_MS").ok().and_then(|milliseconds| milliseconds.parse().ok());
+        configured.map_or(heapbpf_remote::STOP_LIMIT, Duration::from_millis)
     });
     *LIMIT
 }

@@ -51,8 +51,8 @@ impl<'i> Pieces<'i> {
     /// Returns `error`, with the operating system's error filled in if a failed read caused it.
     pub(crate) fn explained(&self, error: ElfError) -> ElfError {
         match (error, self.error.take()) {
-            (ElfError::Io(_), Some(told)) => ElfError::Io(told),
-            (ElfError::Table { what, .. }, Some(told)) => ElfError::Table { what, error: told },
+            (ElfError::Io(_), Some(cause)) => ElfError::Io(cause),
+            (ElfError::Table { what, .. }, Some(cause)) => ElfError::Table { what, error: cause },
             (error, _) => error,
         }
     }
@@ -89,14 +89,14 @@ struct Source<'i> {
 }
 
 impl Source<'_> {
-    fn told<T>(&self, result: io::Result<T>) -> Result<T, ()> {
+    fn keep_error<T>(&self, result: io::Result<T>) -> Result<T, ()> {
         result.map_err(|error| self.error.set(Some(error)))
     }
 }
 
 impl ReadCacheOps for Source<'_> {
     fn len(&mut self) -> Result<u64, ()> {
-        self.told(self.image.length_bytes())
+        self.keep_error(self.image.length_bytes())
     }
 
     fn seek(&mut self, position: u64) -> Result<u64, ()> {
@@ -105,14 +105,14 @@ impl ReadCacheOps for Source<'_> {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
-        let left_bytes = self.told(self.image.length_bytes())?.saturating_sub(self.at);
+        let left_bytes = self.keep_error(self.image.length_bytes())?.saturating_sub(self.at);
         let length = buffer.len().min(usize::try_from(left_bytes).unwrap_or(usize::MAX));
         self.read_exact(&mut buffer[..length])?;
         Ok(length)
     }
 
     fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
-        self.told(self.image.read_at(self.at, buffer))?;
+        self.keep_error(self.image.read_at(self.at, buffer))?;
         self.at = self.at.saturating_add(buffer.len() as u64);
         Ok(())
     }

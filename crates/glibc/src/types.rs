@@ -48,19 +48,19 @@ pub struct Files {
 
 /// Addresses that were looked up, with the number of the type that each of them stands for.
 #[derive(Debug)]
-struct Known {
+struct TypeCache {
     numbers: HashMap<u64, Option<u32>>,
     /// A cache of recent lookups, indexed by some bits of the address.
     recent: [(u64, Option<u32>); RECENT],
 }
 
-impl Default for Known {
+impl Default for TypeCache {
     fn default() -> Self {
         Self { numbers: HashMap::new(), recent: [(0, None); RECENT] }
     }
 }
 
-impl Known {
+impl TypeCache {
     /// Returns the type number of an address. The first time, `find` looks it up if it may stand for a type. `None` if
     /// there is no space for another address.
     #[inline]
@@ -116,8 +116,8 @@ pub(crate) struct Types<'f> {
     files: &'f Files,
     /// From the start of the first mapping to the end of the last one.
     bounds: Range<u64>,
-    cpp: Known,
-    python: Known,
+    cpp: TypeCache,
+    python: TypeCache,
     /// The root type, `type`.
     root: Option<u64>,
     names: Names,
@@ -126,7 +126,14 @@ pub(crate) struct Types<'f> {
 impl<'f> Types<'f> {
     pub(crate) fn new(files: &'f Files) -> Self {
         let bounds = files.data.first().map_or(0, |first| first.start)..files.data.last().map_or(0, |last| last.end);
-        Self { files, bounds, cpp: Known::default(), python: Known::default(), root: None, names: Names::default() }
+        Self {
+            files,
+            bounds,
+            cpp: TypeCache::default(),
+            python: TypeCache::default(),
+            root: None,
+            names: Names::default(),
+        }
     }
 
     /// Returns the names of all types, by number, and whether some types or addresses did not fit.

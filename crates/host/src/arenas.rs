@@ -25,7 +25,7 @@ pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
 /// A process whose arenas are to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct ArenaRequest {
     /// The process.
     pub pid: u32,
     /// Its start time, CLOCK_BOOTTIME.
@@ -41,7 +41,7 @@ pub type Answer = (Option<Heap>, Duration);
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct ArenaReader(ReaderThread<Wanted, Answer>);
+pub struct ArenaReader(ReaderThread<ArenaRequest, Answer>);
 
 impl ArenaReader {
     /// Reads the arenas of a process. `None` if the process has exited, if its memory may not be read, or if it has no
@@ -49,18 +49,18 @@ impl ArenaReader {
     ///
     /// # Errors
     /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
-    pub fn read(&mut self, wanted: Wanted) -> Result<Answer, NoAnswer> {
+    pub fn read(&mut self, wanted: ArenaRequest) -> Result<Answer, NoAnswer> {
         self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
     }
 }
 
-fn answer(wanted: Wanted) -> Answer {
+fn answer(wanted: ArenaRequest) -> Answer {
     let begun = thread_cpu_time();
     let heap = read(wanted);
     (heap, thread_cpu_time().saturating_sub(begun))
 }
 
-fn read(Wanted { pid, start_ns, version, longest }: Wanted) -> Option<Heap> {
+fn read(ArenaRequest { pid, start_ns, version, longest }: ArenaRequest) -> Option<Heap> {
     let deadline = Instant::now() + longest;
     let content = File::open(format!("/proc/{pid}/mem")).ok()?;
     let mut memory = Target { content, pages: Pages::of(pid)?, deadline };
@@ -209,15 +209,16 @@ x-7f0000031000 rw-p 00000000 00:00 0
         command.env(VARIABLE, kind).env("GLIBC_TUNABLES", tunables).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let told = lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once('!')?.1.to_owned()));
-        let told: Vec<u64> = told.expect("figures").split(' ').map(|word| word.parse().expect("a number")).collect();
-        (child, told.try_into().expect("five figures"), lines)
+        let printed = lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once('!')?.1.to_owned()));
+        let printed: Vec<u64> =
+            printed.expect("figures").split(' ').map(|word| word.parse().expect("a number")).collect();
+        (child, printed.try_into().expect("five figures"), lines)
     }
 
     fn of(child: &Child) -> Heap {
         let pid = child.id();
         let start_ns = Stat::read(pid).expect("it runs").start_ns;
-        let wanted = Wanted { pid, start_ns, version: 36, longest: LONGEST };
+        let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
         ArenaReader::default().read(wanted).expect("it answers").0.expect("glibc's heap")
     }
 
@@ -250,7 +251,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
             let Some(pid) = pid else { return };
             let start_ns = Stat::read(pid).expect("it runs").start_ns;
             for _ in 0..5 {
-                let wanted = Wanted { pid, start_ns, version: 36, longest: LONGEST };
+                let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
                 let (heap, took) = ArenaReader::default().read(wanted).expect("it answers");
                 println!("{took:?}: {:?}", heap.map(|heap| Heap { mapped: Vec::new(), ..heap }));
             }

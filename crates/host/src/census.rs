@@ -61,7 +61,7 @@ pub enum NotTaken {
     #[error("it is a 32-bit program")]
     Not64,
     /// The structures of this glibc version are not known.
-    #[error("glibc 2.{0} is not supported ({known} are)", known = Known)]
+    #[error("glibc 2.{0} is not supported ({known} are)", known = KnownVersions)]
     Version(u32),
     /// glibc's allocator was not found in its variables.
     #[error("no heap of glibc 2.{0} was found: nothing has called its malloc, or another allocator has replaced it")]
@@ -75,9 +75,9 @@ pub enum NotTaken {
 }
 
 /// Displays the known versions.
-struct Known;
+struct KnownVersions;
 
-impl std::fmt::Display for Known {
+impl std::fmt::Display for KnownVersions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "2.{} to 2.{}", heapbpf_glibc::KNOWN.start(), heapbpf_glibc::KNOWN.end())
     }
@@ -85,7 +85,7 @@ impl std::fmt::Display for Known {
 
 /// The process to take a census of, and how long that may take.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct CensusRequest {
     pid: u32,
     start_ns: u64,
     longest: Duration,
@@ -96,12 +96,12 @@ struct Wanted {
 /// # Errors
 /// [`NotTaken`].
 pub fn take(process: &ProcessInfo, longest: Duration) -> Result<Taken, NotTaken> {
-    let wanted = Wanted { pid: process.pid, start_ns: process.start_ns, longest };
+    let wanted = CensusRequest { pid: process.pid, start_ns: process.start_ns, longest };
     // A page that disappears while it is read can block the thread, which is then abandoned.
     ReaderThread::default().ask(wanted, "census", read, longest + GRACE).unwrap_or(Err(NotTaken::Late))
 }
 
-fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
+fn read(CensusRequest { pid, start_ns, longest }: CensusRequest) -> Result<Taken, NotTaken> {
     let begun = Instant::now();
     let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|error| not_opened(&error));
     let (content, mut text) = (open("mem")?, Vec::new());

@@ -326,11 +326,11 @@ mod tests {
 
     #[test]
     fn a_limit_on_files_is_told_with_what_to_do() {
-        let told = TooFewFiles { may: 64 }.to_string();
-        assert!(told.contains("64 files") && told.contains("LimitNOFILE"), "{told}");
+        let message = TooFewFiles { may: 64 }.to_string();
+        assert!(message.contains("64 files") && message.contains("LimitNOFILE"), "{message}");
         let emfile = format!("cannot open /x: {}", io::Error::from_raw_os_error(libc::EMFILE));
-        assert!(advice(&emfile).is_some_and(|told| told.contains("ulimit -Hn")));
-        assert_eq!(advice(&format!("{emfile}: {told}")), None, "once is enough");
+        assert!(advice(&emfile).is_some_and(|message| message.contains("ulimit -Hn")));
+        assert_eq!(advice(&format!("{emfile}: {message}")), None, "once is enough");
         assert_eq!(advice("cannot open /x: No such file or directory (os error 2)"), None);
     }
 

@@ -52,13 +52,13 @@ pub enum ModuleSource {
 
 /// Where a module was last seen mapped. Needed to open it again.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct MappedAt {
     pid: u32,
     address: u64,
     length: u64,
 }
 
-impl Seen {
+impl MappedAt {
     fn of(map: &MapEvent) -> Self {
         let (address, length) = map.file_mapping();
         Self { pid: map.pid, address, length }
@@ -99,7 +99,7 @@ pub struct Module {
     stamp: Option<Stamp>,
     /// Change time, if the file is seen through an overlay mount.
     layered: Option<ChangeTime>,
-    seen: Seen,
+    seen: MappedAt,
     content: Content,
     /// The last [`ModuleTable::forget`] at which it was needed or had just been added.
     needed_at: u64,
@@ -202,7 +202,7 @@ impl ModuleTable {
             raw_path: std::str::from_utf8(path).is_err().then(|| path.into()),
             stamp: None,
             layered: None,
-            seen: Seen::of(map),
+            seen: MappedAt::of(map),
             content: Content::Closed,
             needed_at: self.sweeps,
         });
@@ -322,7 +322,7 @@ impl ModuleTable {
             raw_path: None,
             stamp: None,
             layered: None,
-            seen: Seen::default(),
+            seen: MappedAt::default(),
             content: image.map_or(Content::Unreadable(Unreadable::NoFile), Content::Memory),
             needed_at: self.sweeps,
         });
@@ -344,7 +344,7 @@ impl ModuleTable {
     /// Records where a known module is mapped now. If it could not be opened before, this tries again.
     fn seen_again(&mut self, id: ModuleId, map: &MapEvent, path: &[u8]) {
         let Some(module) = self.modules.get_mut(&id) else { return };
-        module.seen = Seen::of(map);
+        module.seen = MappedAt::of(map);
         let retry =
             matches!(module.content, Content::Unreadable(Unreadable::Gone | Unreadable::Replaced | Unreadable::Leased));
         if retry && let Ok(opened) = open_mapped(map, path) {
@@ -473,7 +473,7 @@ impl ModuleTable {
 
     fn open_again(&mut self, id: ModuleId) -> Result<Opened, Unreadable> {
         let module = self.get(id).ok_or(Unreadable::NoFile)?;
-        let Seen { pid, address, length } = module.seen;
+        let MappedAt { pid, address, length } = module.seen;
         let (device, inode, inode_generation) = (module.device, module.inode, module.generation.unwrap_or(0));
         let map = MapEvent { pid, address, length, device, inode, inode_generation, ..MapEvent::default() };
         let opened = open_mapped(&map, module.raw_path.as_deref().unwrap_or(module.path.as_bytes()))?;

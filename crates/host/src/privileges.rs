@@ -62,32 +62,32 @@ const READING: CapabilitySet =
 /// Restricts the daemon: this thread's capabilities, and the system calls of all its threads. Must be called after a
 /// command's process has been created, and before other threads are started.
 pub fn restrict_daemon(needs: Needs) {
-    told("capabilities", keep_only(needs.capabilities()));
-    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+    log_refused("capabilities", keep_only(needs.capabilities()));
+    log_refused("new privileges", set_no_new_privs(true).map_err(Into::into));
     let may_stop = needs.writes_into_processes || needs.stops_processes;
     let refused = calls::refused().into_iter().filter(|call| !may_stop || !calls::STOPPING.contains(call));
-    told("system calls", refuse(&refused.collect::<Vec<_>>()));
+    log_refused("system calls", refuse(&refused.collect::<Vec<_>>()));
 }
 
 /// Restricts the thread that makes profiles. It reads files and may write some.
 pub fn restrict_worker(writes_files: bool) {
     let needs = Needs { writes_files, ..Needs::default() };
-    told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
-    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+    log_refused("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
+    log_refused("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
 /// Restricts the thread that answers clients, and the threads that it starts. They get no capabilities, and only the
 /// system calls that answering needs. They open no files, make no connections and touch no processes.
 pub fn restrict_server() {
-    told("capabilities", keep_only(CapabilitySet::empty()));
-    told("system calls", allow_alone(calls::ANSWERING));
+    log_refused("capabilities", keep_only(CapabilitySet::empty()));
+    log_refused("system calls", allow_alone(calls::ANSWERING));
 }
 
 /// Restricts the guardian. It makes links to files that it is given, and closes them.
 pub fn restrict_guardian(links_as_admin: bool) {
     let admin = if links_as_admin { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
-    told("capabilities", keep_only(CapabilitySet::BPF | CapabilitySet::PERFMON | admin));
-    told("system calls", allow_alone(calls::GUARDING));
+    log_refused("capabilities", keep_only(CapabilitySet::BPF | CapabilitySet::PERFMON | admin));
+    log_refused("system calls", allow_alone(calls::GUARDING));
 }
 
 /// Restricts the cleaner. It reads, stops and writes into processes, and does not use BPF. It suspends their seccomp
@@ -95,29 +95,29 @@ pub fn restrict_guardian(links_as_admin: bool) {
 pub fn restrict_cleaner() {
     let needs = Needs { writes_into_processes: true, ..Needs::default() };
     let kept = needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON;
-    told("capabilities", keep_only(kept | CapabilitySet::SYS_ADMIN));
-    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+    log_refused("capabilities", keep_only(kept | CapabilitySet::SYS_ADMIN));
+    log_refused("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
 /// Restricts the process that has names demangled: no capabilities, neither for it nor for its workers.
 pub fn restrict_demangler() {
-    told("capabilities", keep_only(CapabilitySet::empty()));
-    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+    log_refused("capabilities", keep_only(CapabilitySet::empty()));
+    log_refused("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
 /// Restricts a process that demangles names. It may only use the system calls needed for reading, writing and memory.
 pub fn restrict_to_demangling() {
     restrict_demangler();
-    told("system calls", allow_alone(calls::DEMANGLING));
+    log_refused("system calls", allow_alone(calls::DEMANGLING));
 }
 
 /// Restricts a thread that delivers profiles: no capabilities.
 pub fn restrict_sender() {
-    told("capabilities", keep_only(CapabilitySet::empty()));
+    log_refused("capabilities", keep_only(CapabilitySet::empty()));
 }
 
 /// Logs a restriction that the kernel refuses. The recording goes on.
-fn told(what: &str, restricted: io::Result<()>) {
+fn log_refused(what: &str, restricted: io::Result<()>) {
     if let Err(error) = restricted {
         log::warn!("cannot drop {what} that are not needed: {error}");
     }

@@ -92,7 +92,7 @@ pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, large: &[Range<u64>]) -
     let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
     // The PID may have been reused while the files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let resident = sum(&mappings, &Known { blocks: &blocks, large, stacks: &places }, pages.as_ref());
+    let resident = sum(&mappings, &KnownMemory { blocks: &blocks, large, stacks: &places }, pages.as_ref());
     Some(resident).filter(|resident| resident.total_bytes() > 0)
 }
 
@@ -242,7 +242,7 @@ fn overlapping<'r>(ranges: &'r [Range<u64>], range: &Range<u64>) -> &'r [Range<u
 
 /// What is known about a process's memory, sorted.
 #[derive(Clone, Copy, Default)]
-struct Known<'k> {
+struct KnownMemory<'k> {
     /// Addresses of blocks.
     blocks: &'k [u64],
     /// Mappings of large blocks.
@@ -252,8 +252,8 @@ struct Known<'k> {
 }
 
 /// Adds up the mappings. Without `pages`, no mapping is divided.
-fn sum(mappings: &[Mapping], known: &Known, pages: Option<&Pages>) -> Resident {
-    let Known { blocks, large, stacks } = *known;
+fn sum(mappings: &[Mapping], known: &KnownMemory, pages: Option<&Pages>) -> Resident {
+    let KnownMemory { blocks, large, stacks } = *known;
     let mut sum = Resident { pss_bytes: Some(0), ..Resident::default() };
     let mut divided = 0;
     for (k, mapping) in mappings.iter().enumerate() {
@@ -369,7 +369,7 @@ Rss:                   4 kB
     #[test]
     fn mappings_are_added_up_by_what_they_are_for() {
         let mappings = parse(SMAPS.as_bytes()).expect("memory can be read");
-        let known = Known { blocks: &[0x7f00_1020_0010], stacks: &[0x7f00_1000_ff00], large: &[] };
+        let known = KnownMemory { blocks: &[0x7f00_1020_0010], stacks: &[0x7f00_1000_ff00], large: &[] };
         let found = sum(&mappings, &known, None);
         let kib = |kib: u64| kib * 1024;
         let expected = Resident {
@@ -391,13 +391,17 @@ Rss:                   4 kB
     #[test]
     fn hostile_text_is_skipped() {
         let long = format!("1000-2000 rw-p 0 00:00 0 {}\nRss: 4 kB\n", "x".repeat(100_000));
-        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &Known::default(), None).total_bytes(), 4096);
+        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &KnownMemory::default(), None).total_bytes(), 4096);
         for text in ["Rss: 4 kB\n", "zz-1 rw-p 0 0:0 0\nRss: 8 kB\n", "1-2 rw 0\n", "1-2\n", "\n\n", "Rss: -1 kB"] {
-            assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &Known::default(), None).total_bytes(), 0, "{text}");
+            assert_eq!(
+                sum(&parse(text.as_bytes()).expect("read"), &KnownMemory::default(), None).total_bytes(),
+                0,
+                "{text}"
+            );
         }
         let large = format!("0-{:x} rw-p 0 0:0 0\nRss: {} kB\n0-1 rw-p 0 0:0 0\nRss: 9 kB\n", u64::MAX, u64::MAX);
         assert_eq!(
-            sum(&parse(large.as_bytes()).expect("read"), &Known { blocks: &[0], ..Known::default() }, None)
+            sum(&parse(large.as_bytes()).expect("read"), &KnownMemory { blocks: &[0], ..KnownMemory::default() }, None)
                 .total_bytes(),
             u64::MAX
         );
@@ -426,7 +430,7 @@ Rss:                   4 kB
         let line = format!("{:x}-{:x} rw-p 0 0:0 0 \nRss: {} kB\n", start, start + (3 << 20), 3 << 10);
         let (mappings, pages) = (parse(line.as_bytes()).expect("text"), Pages::of(std::process::id()));
         let large = [start - page..start - 1, start + (1 << 20)..start + (2 << 20)];
-        let found = sum(&mappings, &Known { large: &large, ..Known::default() }, pages.as_ref());
+        let found = sum(&mappings, &KnownMemory { large: &large, ..KnownMemory::default() }, pages.as_ref());
         assert_eq!((found.heap_bytes, found.other_bytes), (1 << 20, 2 << 20));
         assert_eq!(overlapping(&large, &(0..start - page)), &[]);
     }
@@ -451,7 +455,7 @@ Rss:                   4 kB
         for pid in processes.iter().map(std::process::Child::id).chain([std::process::id()]) {
             let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("our own children");
             let rss = text.lines().filter_map(|line| kib(line.strip_prefix("Rss:")?)).sum::<u64>();
-            let known = Known { stacks: &stack_pointers(pid), ..Known::default() };
+            let known = KnownMemory { stacks: &stack_pointers(pid), ..KnownMemory::default() };
             let found = sum(&parse(text.as_bytes()).expect("text"), &known, Pages::of(pid).as_ref());
             assert_eq!(found.total_bytes(), rss, "{pid}: {found:?}");
         }

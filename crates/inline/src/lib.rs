@@ -30,5 +30,5 @@ pub use code::{Code, Entries, FRAME_BYTES};
 pub use error::{BuildError, ForeignBlob, Refusal};
 pub use image::{Settings, code_hash, site_offsets};
 pub use patch::Patch;
-pub use plan::{Inputs, ObjectFunction, Plan, Run, Twin, Wanted};
+pub use plan::{Inputs, ObjectFunction, Plan, Run, Twin, WantedFunction};
 pub use redirect::{Jumps, Text, reaches};

@@ -27,7 +27,7 @@ const USER_END: u64 = 1 << 47;
 
 /// A function to hook.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct WantedFunction<'a> {
     /// Its name.
     pub name: &'a str,
     /// Address of its first instruction in the target.
@@ -55,7 +55,7 @@ pub struct Inputs<'a> {
     /// The executable segments of the file. Functions and ranges outside are not hooked.
     pub texts: &'a [Text<'a>],
     /// Functions to hook.
-    pub wanted: &'a [Wanted<'a>],
+    pub wanted: &'a [WantedFunction<'a>],
     /// Ranges of addresses with the allocator's own code: calls of hooked functions from there do not count. The wanted
     /// functions themselves always belong to it.
     pub inner: &'a [[u64; 2]],
@@ -83,7 +83,7 @@ pub struct ObjectFunction<'a> {
     pub address: u64,
     /// Address of the word through which it is called.
     pub word: u64,
-    /// As [`Wanted::site`].
+    /// As [`WantedFunction::site`].
     pub site: Site,
 }
 
@@ -255,7 +255,7 @@ fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<C
     found
 }
 
-fn candidate(inputs: &Inputs<'_>, index: usize, wanted: &Wanted<'_>) -> Result<Candidate, Refusal> {
+fn candidate(inputs: &Inputs<'_>, index: usize, wanted: &WantedFunction<'_>) -> Result<Candidate, Refusal> {
     let site = &wanted.site;
     let frees = site.flags & SITE_FREES != 0;
     let throws = site.flags & SITE_THROWS != 0;

@@ -31,9 +31,9 @@ fn entries() -> Entries {
 
 /// Functions 64 bytes apart, with a common prologue: malloc, realloc, free, calloc, posix_memalign, operator new and
 /// its twin, and a reallocation that throws.
-struct Made {
+struct TestFunctions {
     text: Vec<u8>,
-    wanted: Vec<Wanted<'static>>,
+    wanted: Vec<WantedFunction<'static>>,
     inner: Vec<[u64; 2]>,
     stubs: HashMap<u64, usize>,
     slots: HashMap<u64, usize>,
@@ -43,7 +43,7 @@ fn at(index: u64) -> u64 {
     TEXT + 64 * index
 }
 
-fn made() -> Made {
+fn made() -> TestFunctions {
     let none = NO_ARGUMENT;
     let site = |size_argument, times_argument, old_argument, out_argument, flags| Site {
         function: 77,
@@ -68,13 +68,13 @@ fn made() -> Made {
     let wanted = functions.into_iter().enumerate().map(|(i, (name, site))| {
         text[64 * i..][..8].copy_from_slice(&PROLOGUE);
         let twin = (name == "operator new").then_some(Twin { function: 6, arguments: TwinArguments::WithReference(1) });
-        Wanted { name, address: at(i as u64), length: 64, site, twin }
+        WantedFunction { name, address: at(i as u64), length: 64, site, twin }
     });
     let wanted = wanted.collect();
-    Made { text, wanted, inner: Vec::new(), stubs: HashMap::new(), slots: HashMap::new() }
+    TestFunctions { text, wanted, inner: Vec::new(), stubs: HashMap::new(), slots: HashMap::new() }
 }
 
-impl Made {
+impl TestFunctions {
     fn write(&mut self, address: u64, bytes: &[u8]) {
         self.text[(address - TEXT) as usize..][..bytes.len()].copy_from_slice(bytes);
     }
@@ -235,7 +235,7 @@ fn what_is_out_of_reach_is_refused() {
     let bytes = vec![0x90; 256];
     let code = Code { bytes: &bytes, entries: entries() };
     let texts = [Text { address: TEXT, bytes: &made.text }];
-    let Made { wanted, inner, stubs, slots, .. } = &made;
+    let TestFunctions { wanted, inner, stubs, slots, .. } = &made;
     let far = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: TEXT + (3 << 30) };
     assert_eq!(Plan::new(&code, &SETTINGS, &far).unwrap_err(), BuildError::NothingToHook);
 }
@@ -245,14 +245,14 @@ fn impossible_settings_are_refused() {
     let made = made();
     let error = made.plan_with(&Settings { set_log2: MAX_SET_LOG2 + 1, ..SETTINGS }).unwrap_err();
     assert_eq!(error, BuildError::SetSize(25));
-    let many = Made { wanted: vec![made.wanted[0]; MAX_FUNCTIONS + 1], ..made };
+    let many = TestFunctions { wanted: vec![made.wanted[0]; MAX_FUNCTIONS + 1], ..made };
     let error = many.plan_with(&SETTINGS).unwrap_err();
     assert_eq!(error, BuildError::TooManyFunctions(MAX_FUNCTIONS + 1));
     assert!(error.to_string().contains("space for"));
     let long = vec![0x90; 0x2000];
     let code = Code { bytes: &long, entries: entries() };
     let texts = [Text { address: TEXT, bytes: &many.text }];
-    let Made { wanted, inner, stubs, slots, .. } = &many;
+    let TestFunctions { wanted, inner, stubs, slots, .. } = &many;
     let inputs =
         Inputs { texts: &texts, wanted: &wanted[..1], inner, stubs, slots, objects: &[], jumps: None, base: BASE };
     assert_eq!(Plan::new(&code, &SETTINGS, &inputs).unwrap_err(), BuildError::CodeTooLong(0x2000));
@@ -336,7 +336,7 @@ fn any_code_is_planned_or_refused() {
     made.wanted.truncate(1);
     let bytes = vec![0x90; 256];
     let texts = [Text { address: u64::MAX - 100, bytes: &made.text }];
-    let Made { wanted, inner, stubs, slots, .. } = &made;
+    let TestFunctions { wanted, inner, stubs, slots, .. } = &made;
     let high = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: BASE };
     let code = Code { bytes: &bytes, entries: entries() };
     assert_eq!(Plan::new(&code, &SETTINGS, &high).unwrap_err(), BuildError::NothingToHook);
@@ -345,7 +345,7 @@ fn any_code_is_planned_or_refused() {
 /// The kernel recognises a thread in a restartable sequence by its address, so no code of such a file runs elsewhere.
 #[test]
 fn code_of_a_file_with_restartable_sequences_stays_where_it_is() {
-    let copied = |made: Made| {
+    let copied = |made: TestFunctions| {
         let plan = made.plan();
         decoded(&plan, u64::from(function(&plan, 0).original), 6)[5].code()
     };

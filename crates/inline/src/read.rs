@@ -130,14 +130,14 @@ impl Counts {
 
 /// A blob that was found in a target.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct CheckedBlob {
     /// Its constants.
     pub header: Header,
     /// Its functions.
     pub functions: Vec<Function>,
 }
 
-impl Found {
+impl CheckedBlob {
     /// Checks the text of a blob, [`TEXT_BYTES`] from its base, against the code of this build.
     ///
     /// # Errors

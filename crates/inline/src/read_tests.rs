@@ -72,7 +72,7 @@ fn random_bytes_are_refused() {
     let mut state = sampler_ebpf::rng::seed(1, 0);
     for length in [0, 8, 4096, 5000, TEXT_BYTES as usize] {
         let text: Vec<u8> = (0..length).map(|_| sampler_ebpf::rng::next(&mut state) as u8).collect();
-        assert!(Found::check(&text, &code).is_err());
+        assert!(CheckedBlob::check(&text, &code).is_err());
         let _ = (Counts::of(&text), control(&text));
     }
     let mut text = vec![0; TEXT_BYTES as usize];
@@ -86,5 +86,5 @@ fn random_bytes_are_refused() {
     };
     text[HEADER as usize..][..size_of::<Header>()].copy_from_slice(header.as_bytes());
     text[crate::abi::CODE as usize..][..64].copy_from_slice(&bytes);
-    assert_eq!(Found::check(&text, &code).unwrap().functions.len(), MAX_FUNCTIONS);
+    assert_eq!(CheckedBlob::check(&text, &code).unwrap().functions.len(), MAX_FUNCTIONS);
 }

@@ -132,9 +132,9 @@ pub struct Layout {
 }
 
 /// Looks up fields, and names the first missing one.
-struct Wanted<'a>(&'a Description);
+struct FieldLookup<'a>(&'a Description);
 
-impl Wanted<'_> {
+impl FieldLookup<'_> {
     fn offset(&self, class: &str, field: &'static str) -> Result<u32, Unsupported> {
         self.0.offset(class, field).ok_or(Unsupported::Lacks(field))
     }
@@ -174,7 +174,7 @@ impl Layout {
                 return Err(Unsupported::Malformed("interpreted frames"));
             }
         }
-        let wanted = Wanted(description);
+        let wanted = FieldLookup(description);
         Ok(Self {
             version,
             without_zeros: version >= WITHOUT_ZEROS,
@@ -195,7 +195,7 @@ impl Layout {
     }
 }
 
-fn heap(wanted: &Wanted) -> Result<HeapLayout, Unsupported> {
+fn heap(wanted: &FieldLookup) -> Result<HeapLayout, Unsupported> {
     let memory = wanted.offset("CodeHeap", "_memory")?;
     let low = wanted.offset("VirtualSpace", "_low")?;
     let bound = |field| Ok::<_, Unsupported>(memory + wanted.offset("VirtualSpace", field)?);
@@ -216,7 +216,7 @@ fn heap(wanted: &Wanted) -> Result<HeapLayout, Unsupported> {
     })
 }
 
-fn compiled(wanted: &Wanted) -> Result<CompiledLayout, Unsupported> {
+fn compiled(wanted: &FieldLookup) -> Result<CompiledLayout, Unsupported> {
     let needed = |field: &'static str| wanted.compiled(field).ok_or(Unsupported::Lacks(field));
     let immutable_data = wanted.compiled("_immutable_data");
     let places = needed("_scopes_pcs_offset")?;
@@ -243,7 +243,7 @@ fn compiled(wanted: &Wanted) -> Result<CompiledLayout, Unsupported> {
     })
 }
 
-fn method(wanted: &Wanted) -> Result<MethodLayout, Unsupported> {
+fn method(wanted: &FieldLookup) -> Result<MethodLayout, Unsupported> {
     let either = |names: [&'static str; 2]| {
         let found = names.iter().find_map(|name| wanted.0.offset("ConstMethod", name));
         found.ok_or(Unsupported::Lacks(names[0]))

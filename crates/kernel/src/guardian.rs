@@ -23,7 +23,7 @@ use heapbpf_host::helper::{Helper, LAST_WAIT};
 use heapbpf_host::messages::{Descriptors, connection, receive, send};
 use heapbpf_host::side_by_side::while_waiting;
 
-use self::messages::{How, MOST_POINTS, Request, Wanted};
+use self::messages::{How, LinkRequest, MOST_POINTS, Request};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
 
@@ -103,7 +103,8 @@ impl Guardian {
     ) -> io::Result<ProbeLink> {
         target.check()?;
         let UprobeTarget { offsets, cookies, semaphores, pid, .. } = *target;
-        let wanted = Wanted { number: 0, how: How::Multi { attach_type, flags }, pid, offsets, cookies, semaphores };
+        let wanted =
+            LinkRequest { number: 0, how: How::Multi { attach_type, flags }, pid, offsets, cookies, semaphores };
         self.link(program, target.path.to_bytes(), wanted, || {
             sys::link_uprobe_multi(program, attach_type, target, flags).map(|link| (link, None))
         })
@@ -122,7 +123,7 @@ impl Guardian {
         let pmu = sys::uprobe_pmu()?;
         let how = How::Perf { pmu, on_return: place.on_return };
         let (offsets, cookies, semaphores) = (&[place.offset], &[cookie], &[place.semaphore]);
-        let wanted = Wanted { number: 0, how, pid: place.pid, offsets, cookies, semaphores };
+        let wanted = LinkRequest { number: 0, how, pid: place.pid, offsets, cookies, semaphores };
         self.link(program, place.path.to_bytes(), wanted, || {
             sys::link_uprobe_perf(program, pmu, place, cookie).map(|(link, event)| (link, Some(event)))
         })
@@ -133,7 +134,7 @@ impl Guardian {
         &self,
         program: BorrowedFd<'_>,
         path: &[u8],
-        wanted: Wanted<'_>,
+        wanted: LinkRequest<'_>,
         directly: impl Fn() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
     ) -> io::Result<ProbeLink> {
         let alone = || Ok(ProbeLink { own: Some(directly()?), held: None });
@@ -177,11 +178,11 @@ impl Connection {
         &mut self,
         program: BorrowedFd<'_>,
         file: &File,
-        wanted: Wanted<'_>,
+        wanted: LinkRequest<'_>,
     ) -> Result<(u64, (OwnedFd, Option<OwnedFd>)), Unmade> {
         self.last_number += 1;
         let number = self.last_number;
-        let request = Request::Link(Wanted { number, ..wanted });
+        let request = Request::Link(LinkRequest { number, ..wanted });
         match self.ask(&request, &[program, file.as_fd()]) {
             Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
             // If it is our side that lacks descriptors, the link was made.

@@ -12,7 +12,7 @@ use sampler_ebpf::abi::inline::{FREEING_SITE, InlineProcess, REALLOCATING_SITE, 
 use super::abi_value::Abi;
 use super::batches::read_all;
 use super::guardian::{Guardian, ProbeLink};
-use super::loader::{Loader, ProgramKind, Wanted};
+use super::loader::{Loader, NamedProgram, ProgramKind};
 use super::programs::single_kind;
 use super::sys::HashMapFd;
 use super::tracepoints::TracepointProgram;
@@ -124,7 +124,7 @@ impl InlineLinks {
 
 impl InlinePrograms {
     /// The programs that [`Self::load`] loads.
-    pub fn wanted(kind: LinkKind) -> Vec<Wanted> {
+    pub fn wanted(kind: LinkKind) -> Vec<NamedProgram> {
         let ends = ENDS.map(|(name, _)| (name, ProgramKind::RawTracepoint));
         [(PROGRAM, single_kind(kind))].into_iter().chain(ends).collect()
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use super::loader::{Loader, ProgramKind, Wanted};
+use super::loader::{Loader, NamedProgram, ProgramKind};
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
@@ -32,7 +32,7 @@ pub struct Skipped {
 
 impl Lifecycle {
     /// The programs that [`Self::link`] loads.
-    pub(super) fn wanted() -> impl Iterator<Item = Wanted> {
+    pub(super) fn wanted() -> impl Iterator<Item = NamedProgram> {
         let programs = [FORK, EXEC, EXIT].map(|(name, _)| (name, ProgramKind::RawTracepoint));
         programs.into_iter().chain([ThreadsFreed::PROGRAM])
     }
@@ -82,7 +82,7 @@ struct ThreadsFreed {
 }
 
 impl ThreadsFreed {
-    const PROGRAM: Wanted = ("thread_freed", ProgramKind::ThreadFreed);
+    const PROGRAM: NamedProgram = ("thread_freed", ProgramKind::ThreadFreed);
 
     /// How long the kernel takes to free a thread that has ended: a grace period, some hundredths of a second. A busy
     /// kernel may need longer.

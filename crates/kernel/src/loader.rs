@@ -46,7 +46,7 @@ pub enum ProgramKind {
 }
 
 /// A program of the object, and how it will be attached.
-pub type Wanted = (&'static str, ProgramKind);
+pub type NamedProgram = (&'static str, ProgramKind);
 
 /// The maps in the kernel, and the programs relocated to use them.
 pub struct Loader {
@@ -54,7 +54,7 @@ pub struct Loader {
     /// memory.
     functions: HashMap<String, Function>,
     /// Programs that were loaded ahead and not requested yet.
-    ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
+    ahead: Mutex<Vec<(NamedProgram, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
     /// The initial rings for events and stacks.
@@ -158,14 +158,15 @@ impl Loader {
 
     /// Loads programs side by side, for [`Self::program`] to return. The verifier takes up to half a second on one CPU
     /// for each of the large ones.
-    pub fn load_ahead(&self, wanted: &[Wanted]) {
+    pub fn load_ahead(&self, wanted: &[NamedProgram]) {
         let instructions = |name: &str| self.functions.get(name).map(|function| function.instructions.len());
         let copies = |kind| match kind {
             ProgramKind::RawTracepoint => self.tracepoint_copies,
             ProgramKind::ThreadFreed => self.tracepoint_copies - 1,
             _ => 1,
         };
-        let mut wanted: Vec<Wanted> = wanted.iter().flat_map(|it| std::iter::repeat_n(*it, copies(it.1))).collect();
+        let mut wanted: Vec<NamedProgram> =
+            wanted.iter().flat_map(|it| std::iter::repeat_n(*it, copies(it.1))).collect();
         // Start with what takes longest.
         wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
         on_all_processors(wanted, |(name, kind)| {

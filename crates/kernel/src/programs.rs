@@ -12,7 +12,7 @@ use super::control::CountedBy;
 use super::exec_watch::ExecRing;
 use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
-use super::loader::{Loader, ProgramKind, Wanted};
+use super::loader::{Loader, NamedProgram, ProgramKind};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 /// The programs. Those that only a few targets need are loaded for the first of these: the verifier takes a tenth of a
@@ -63,7 +63,7 @@ struct Announcements {
 
 /// A program that is loaded when it is first needed.
 struct Program {
-    wanted: Wanted,
+    wanted: NamedProgram,
     loaded: OnceLock<OwnedFd>,
 }
 
@@ -123,7 +123,7 @@ impl Programs {
 
     /// The programs that [`Self::load`] loads for a kind of link. With [`When::Ahead`], this includes those for
     /// functions that C++ and Python programs have.
-    pub fn wanted(kind: LinkKind, live: bool, probes: When) -> Vec<Wanted> {
+    pub fn wanted(kind: LinkKind, live: bool, probes: When) -> Vec<NamedProgram> {
         let (entry, rest) = entry_and_rest(kind);
         let mut wanted =
             vec![("read_threads", ProgramKind::TaskIterator), ("read_processes", ProgramKind::TaskIterator)];
@@ -408,7 +408,7 @@ impl Programs {
 }
 
 /// The program at the entry of an allocation function, and how the others are attached.
-const fn entry_and_rest(kind: LinkKind) -> (Wanted, ProgramKind) {
+const fn entry_and_rest(kind: LinkKind) -> (NamedProgram, ProgramKind) {
     match kind {
         LinkKind::Session => (("allocation_session", ProgramKind::UprobeSession), ProgramKind::UprobeMulti),
         LinkKind::Multi => (("allocation_entry", ProgramKind::UprobeMulti), ProgramKind::UprobeMulti),

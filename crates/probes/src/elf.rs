@@ -155,8 +155,8 @@ impl FileImage {
             own_addresses: HashMap::new(),
             objects: None,
         };
-        let telling = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
-        image.runtime_sections.extend(telling.take(1).map(|section| section.name.to_string()));
+        let of_runtimes = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
+        image.runtime_sections.extend(of_runtimes.take(1).map(|section| section.name.to_string()));
         image.read_symbols(bytes, file);
         image.kind = image.kind_by(headers.entry);
         Ok(image)

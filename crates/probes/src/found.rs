@@ -20,7 +20,7 @@ const REPORTING: &[&str] = &["__cxa_", "_Unwind_", "_ZSt", "__assert_fail", "__s
 const SUGGESTIONS: usize = 3;
 
 /// A function of the file to hook.
-pub(crate) struct Found<'a> {
+pub(crate) struct FoundFunction<'a> {
     pub(crate) number: u16,
     pub(crate) row: &'a Row,
     pub(crate) extent: Extent,
@@ -30,7 +30,7 @@ pub(crate) struct Found<'a> {
     pub(crate) is_chosen: bool,
 }
 
-impl Found<'_> {
+impl FoundFunction<'_> {
     /// Its name in the plan: the row's name, unless it was found under another public one (`mi_memalign`).
     pub(crate) fn name(&self) -> &str {
         let row = self.row.name.as_str();
@@ -64,7 +64,7 @@ pub(crate) fn not_hooked(
     table: &Table,
     graph: &CallGraph<'_>,
     functions: &[(u16, Symbol)],
-    found: &[Found<'_>],
+    found: &[FoundFunction<'_>],
 ) -> Option<Missing> {
     if !image.code_is_whole {
         return None;
@@ -119,8 +119,8 @@ pub(crate) fn once_per_address<'a>(
     functions: &[(u16, Symbol)],
     missing: &mut Vec<Missing>,
     covered: &mut Vec<Covered>,
-) -> Vec<Found<'a>> {
-    let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
+) -> Vec<FoundFunction<'a>> {
+    let mut by_address: BTreeMap<u64, FoundFunction<'a>> = BTreeMap::new();
     let mut resolvers = Resolvers::new(image);
     for (number, symbol) in functions {
         let Some(row) = table.row(*number) else { continue };
@@ -150,7 +150,8 @@ pub(crate) fn once_per_address<'a>(
                 missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
                 continue;
             }
-            let found = || Found { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
+            let found =
+                || FoundFunction { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
             by_address.entry(extent.start).or_insert_with(found).names.push(name);
         }
     }

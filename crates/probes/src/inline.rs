@@ -12,7 +12,7 @@ use crate::allocators::LOADERS;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
-use crate::found::{Found, double_counts, once_per_address, why_nothing};
+use crate::found::{FoundFunction, double_counts, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
 use crate::machine::Machine;
 use crate::reentrant::reentrant_code;
@@ -86,7 +86,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(&image, &extents);
     let reader = Reader::new(&image, &graph, table);
-    let unread = |function: &Found<'_>| function.row.is_unread();
+    let unread = |function: &FoundFunction<'_>| function.row.is_unread();
     let mut reasons: Vec<Missing> = found
         .iter()
         .filter(|function| unread(function))
@@ -139,7 +139,7 @@ fn unknown(leaving: &Leaving) -> Option<&'static str> {
     (!leaving.calls_out).then_some("it calls nothing, so its callers may rely on registers that a hook changes")
 }
 
-fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
+fn described(function: &FoundFunction<'_>, all: &[FoundFunction<'_>]) -> InlineFunction {
     let row = function.row;
     InlineFunction {
         name: function.name().to_owned(),
@@ -182,12 +182,13 @@ const NOTHROW_TWINS: &[(&str, &[&str], TwinArguments)] = &[
 ];
 
 /// The function among `all` that returns NULL where `function` throws.
-fn twin(function: &Found<'_>, all: &[Found<'_>]) -> Option<(usize, TwinArguments)> {
+fn twin(function: &FoundFunction<'_>, all: &[FoundFunction<'_>]) -> Option<(usize, TwinArguments)> {
     let of_one_kind = all.iter().any(|other| other.names.iter().any(|name| OF_ONE_KIND.contains(name)));
     let plain = PLAIN_TWINS.iter().filter(|_| of_one_kind);
     plain.chain(NOTHROW_TWINS).filter(|(symbol, ..)| function.names.contains(symbol)).find_map(
         |(_, names, arguments)| {
-            let has_name = |other: &Found<'_>, name| other.names.contains(name) && other.row.flags & SITE_THROWS == 0;
+            let has_name =
+                |other: &FoundFunction<'_>, name| other.names.contains(name) && other.row.flags & SITE_THROWS == 0;
             let found = names.iter().find_map(|name| all.iter().position(|other| has_name(other, name)))?;
             Some((found, *arguments))
         },

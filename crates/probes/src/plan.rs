@@ -15,7 +15,7 @@ use crate::call_graph::{CallGraph, Extent};
 use crate::elf::FileImage;
 use crate::error::AttachError;
 use crate::flow::Target;
-use crate::found::{Found, double_counts, nearest_symbols, not_hooked, once_per_address, why_nothing};
+use crate::found::{FoundFunction, double_counts, nearest_symbols, not_hooked, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
 use crate::object_search;
 use crate::object_table::ObjectTable;
@@ -267,7 +267,7 @@ struct Planning<'a> {
     rules: &'a KernelRules,
     table: &'a Table,
     graph: &'a CallGraph<'a>,
-    found: &'a [Found<'a>],
+    found: &'a [FoundFunction<'a>],
     reentrant: &'a ReentrantCode,
     leaving: Reader<'a>,
     /// File offsets of instructions that are only probed if there are no others.
@@ -312,7 +312,7 @@ impl Planning<'_> {
     }
 
     /// The hooked function that `function` forwards every call to unchanged, if it does nothing else.
-    fn passes_on_to(&self, function: &Found<'_>) -> Option<String> {
+    fn passes_on_to(&self, function: &FoundFunction<'_>) -> Option<String> {
         let Extent { start, end } = function.extent;
         let address = match arch::forwards_to(self.image.machine, start, self.image.code_between(start, end))? {
             Target::Address(address) | Target::Slot(address) => address,
@@ -339,9 +339,9 @@ impl Planning<'_> {
     ///
     /// # Errors
     /// Why it cannot be probed.
-    fn place(&self, function: &Found<'_>) -> Result<PlannedSite, &'static str> {
+    fn place(&self, function: &FoundFunction<'_>) -> Result<PlannedSite, &'static str> {
         let Self { image, rules, graph, .. } = self;
-        let Found { number, row, extent, .. } = function;
+        let FoundFunction { number, row, extent, .. } = function;
         let is_free = row.shape.is_free();
         let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
         let code = image.code_between(extent.start, extent.end);

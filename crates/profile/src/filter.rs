@@ -90,9 +90,9 @@ impl Filter {
             row.key.stack = stack.clone();
         }
         profile.rows = rows;
-        let told =
+        let described =
             |name, expression: &Option<Regex>| expression.as_ref().map(|expression| format!("{name} /{expression}/"));
-        let parts = [told("without frames of", &self.hide), told("only frames of", &self.show)];
+        let parts = [described("without frames of", &self.hide), described("only frames of", &self.show)];
         profile.notes.push(format!("stacks are shown {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", ")));
     }
 

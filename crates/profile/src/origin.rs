@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(rules.origin_of("shop::base::grow", "/srv/app", ""), Library);
         assert_eq!(rules.origin_of("f", "", "/opt/x/lib.py"), Program);
         assert_eq!(rules.origin_of("shop::grow", "/srv/app", ""), Program);
-        for (text, told) in [
+        for (text, why) in [
             (
                 "\nplumbing function f",
                 "line 2, column 1: \"plumbing\" is not one of program, library, runtime, entry, wrapper, startup",
@@ -362,7 +362,7 @@ mod tests {
             ("library function", "line 1, column 17: a pattern is missing"),
             ("library", "line 1, column 8: \"\" is not one of function, module, file"),
         ] {
-            assert_eq!(FrameRules::with(text).map(drop).map_err(|error| error.to_string()), Err(told.into()), "{text}");
+            assert_eq!(FrameRules::with(text).map(drop).map_err(|error| error.to_string()), Err(why.into()), "{text}");
         }
     }
 

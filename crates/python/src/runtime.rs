@@ -6,7 +6,7 @@ use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Segment, read_range};
 use object::elf::EM_X86_64;
 
 use crate::layout::Layout;
-use crate::symbols::{self, Found};
+use crate::symbols::{self, DefinedSymbol};
 use crate::unsupported::Unsupported;
 use crate::version::Version;
 use crate::{cold, debug_offsets};
@@ -100,8 +100,8 @@ impl Runtime {
 fn version_of(
     image: &dyn Image,
     elf: &Elf,
-    runtime: &Found,
-    stated: Option<&Found>,
+    runtime: &DefinedSymbol,
+    stated: Option<&DefinedSymbol>,
     names: &[&str],
 ) -> Result<(Version, Layout), Unsupported> {
     let read = |address, bytes: usize| {

@@ -12,7 +12,7 @@ const LONGEST: usize = 64;
 
 /// A symbol that is defined in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct DefinedSymbol {
     /// Virtual address.
     pub address: u64,
     /// Size, bytes.
@@ -20,7 +20,7 @@ pub struct Found {
 }
 
 /// Calls `found` for each defined symbol of both tables, with its name.
-pub fn each<'d, R: ReadRef<'d>>(file: &ElfFile<'d, R>, mut found: impl FnMut(&[u8], Found)) {
+pub fn each<'d, R: ReadRef<'d>>(file: &ElfFile<'d, R>, mut found: impl FnMut(&[u8], DefinedSymbol)) {
     for (table, names) in [(".dynsym", ".dynstr"), (".symtab", ".strtab")] {
         let bytes = |name| file.headers.section(name).and_then(|section| file.section_bytes(section).ok());
         let (Some(table), Some(names)) = (bytes(table), bytes(names)) else { continue };
@@ -29,7 +29,7 @@ pub fn each<'d, R: ReadRef<'d>>(file: &ElfFile<'d, R>, mut found: impl FnMut(&[u
             let Some(name) = names.get(symbol.st_name.get(LE) as usize..) else { continue };
             let name = &name[..name.len().min(LONGEST)];
             let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
-            found(&name[..end], Found { address: symbol.st_value.get(LE), size: symbol.st_size.get(LE) });
+            found(&name[..end], DefinedSymbol { address: symbol.st_value.get(LE), size: symbol.st_size.get(LE) });
         }
     }
 }

@@ -14,7 +14,7 @@ const MAX_PUT_BACK: usize = 128;
 
 /// A blob that is mapped into a process.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct FoundBlob {
     /// Name that its plan gave it.
     pub name: String,
     /// Its addresses, including spare places.
@@ -39,7 +39,7 @@ pub struct Found {
     is_open: bool,
 }
 
-impl Found {
+impl FoundBlob {
     /// A blob of which only this is known so far.
     fn new(name: String, range: Range<u64>, device: &str, inode: u64) -> Self {
         let (pages, put_back) = (Vec::new(), Vec::new());
@@ -108,28 +108,28 @@ pub fn blob_range(path: &str) -> Option<Range<u64>> {
 }
 
 /// Records open descriptors of memfds, given their links, and adds blobs of which nothing else is left.
-pub(crate) fn add_open(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
+pub(crate) fn add_open(all: &mut Vec<FoundBlob>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {
         if let Some(found) = all.iter_mut().find(|found| found.range == range && found.name == name) {
             found.is_open = true;
         } else if all.len() < MAX_FOUND {
-            all.push(Found { is_mapped: false, is_open: true, ..Found::new(name, range, "", 0) });
+            all.push(FoundBlob { is_mapped: false, is_open: true, ..FoundBlob::new(name, range, "", 0) });
         }
     }
 }
 
 /// Finds all blobs of a process. Anything may have made such mappings, so inconsistent ones are marked.
-pub(crate) fn find(maps: &Maps) -> Vec<Found> {
-    let mut all: Vec<Found> = Vec::new();
+pub(crate) fn find(maps: &Maps) -> Vec<FoundBlob> {
+    let mut all: Vec<FoundBlob> = Vec::new();
     for mapping in maps.as_slice() {
         let Some((name, range)) = parse_name(&mapping.name) else { continue };
-        let known = |found: &Found| found.inode == mapping.inode && found.range == range;
+        let known = |found: &FoundBlob| found.inode == mapping.inode && found.range == range;
         let place = all.iter().position(known).unwrap_or(all.len());
         if place == MAX_FOUND {
             continue;
         }
         if place == all.len() {
-            all.push(Found::new(name, range, &mapping.device, mapping.inode));
+            all.push(FoundBlob::new(name, range, &mapping.device, mapping.inode));
         }
         let found = &mut all[place];
         add(found, mapping, maps);
@@ -144,7 +144,7 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
 }
 
 /// Adds pages whose spare places are mapped although they are not replaced.
-fn add_put_back(all: &mut [Found], maps: &Maps) {
+fn add_put_back(all: &mut [FoundBlob], maps: &Maps) {
     let blobs: Vec<_> = all.iter().map(|found| found.range.clone()).collect();
     let is_in_blob = |address| blobs.iter().any(|blob| blob.contains(&address));
     let mut left = MAX_PUT_BACK;
@@ -184,7 +184,7 @@ fn place_in(mapping: &Mapping, other: &Mapping) -> Option<u64> {
     is_of_file.then(|| mapping.range.start + further)
 }
 
-fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
+fn add(found: &mut FoundBlob, mapping: &Mapping, maps: &Maps) {
     if !found.is_sound {
         return;
     }
@@ -229,14 +229,14 @@ mod tests {
 
     const NAME: &str = "/memfd:heapbpf-inline-7e0000000000-6000 (deleted)";
 
-    fn found(lines: &[&str]) -> Vec<Found> {
+    fn found(lines: &[&str]) -> Vec<FoundBlob> {
         find(&Maps::parse(&lines.join("\n").replace("NAME", NAME), 0))
     }
 
     #[test]
     fn names_say_where_a_blob_is() {
         let range = 0x7e00_0000_0000..0x7e00_0000_6000;
-        assert_eq!(Found::new("heapbpf-inline".into(), range.clone(), "", 0).link(), NAME);
+        assert_eq!(FoundBlob::new("heapbpf-inline".into(), range.clone(), "", 0).link(), NAME);
         assert_eq!(parse_name(NAME), Some(("heapbpf-inline".into(), range)));
         for bad in [
             "heapbpf-a-1000-1000",

@@ -78,7 +78,7 @@ mod words;
 
 pub use descriptors::left_open;
 pub use error::{Busy, Error, Refusal};
-pub use found::{Found, blob_range};
+pub use found::{FoundBlob, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};

@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::found::Found;
+use crate::found::FoundBlob;
 use crate::maps::{Mapping, Maps, PAGE_BYTES};
 use crate::same_code::{LEA, NOP10};
 use crate::wire::base64_bytes;
@@ -227,7 +227,7 @@ impl Plan {
     /// A plan that uses what an earlier run mapped, if no jump leads to it and it is exactly what this draft needs, at
     /// its base. `read` reads the memfd at an offset. `None` if it is something else.
     #[must_use]
-    pub fn again(draft: Draft, maps: &Maps, found: &Found, read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
+    pub fn again(draft: Draft, maps: &Maps, found: &FoundBlob, read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
         let plan = Self::checked(draft, maps).ok().filter(|plan| found.is_inert() && found.range == plan.range())?;
         let is_ours = |start: u64| maps.at(start).filter(|mapping| mapping.inode == found.inode && mapping.is_text());
         let is_text = is_ours(plan.draft.base).is_some_and(|text| text.range == plan.text());

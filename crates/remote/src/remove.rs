@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use crate::error::Busy;
 use crate::failure::Failure;
-use crate::found::Found;
+use crate::found::FoundBlob;
 use crate::inject::{leave_spare, take_out, write};
 use crate::maps::Maps;
 use crate::outcome::FileId;
@@ -18,7 +18,7 @@ use crate::sys::Registers;
 use crate::target::Target;
 
 /// Removes the jumps to a blob. The blob stays mapped, inert.
-pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
+pub(crate) fn remove(target: &Target, found: &FoundBlob, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
     // An injector closes the memfd as its last step before the first jump. Looking through all descriptors may take
     // longer than the stop may last.
     let left_open = target.descriptors_of(found);
@@ -76,7 +76,7 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
 /// process: if there are hundreds of thousands, that takes longer than the stop may last. Pages that were not replaced
 /// may be by now, through the last call of a killed injector. Then their spare place has the only copy of the original
 /// ones.
-fn is_there(pid: i32, found: &Found) -> bool {
+fn is_there(pid: i32, found: &FoundBlob) -> bool {
     let is_of_blob = |range: &Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
     let is_replaced = |kept: &Kept| is_of_blob(&(kept.start..kept.start + kept.bytes));
     found.text.iter().all(is_of_blob)
@@ -85,7 +85,7 @@ fn is_there(pid: i32, found: &Found) -> bool {
 }
 
 /// Whether a blob has changed since it was found: a thread may have finished the last call of a killed injector since.
-fn has_changed(pid: i32, found: &Found) -> bool {
+fn has_changed(pid: i32, found: &FoundBlob) -> bool {
     let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, 0));
     let Ok(maps) = maps else { return true };
     let now = crate::found::find(&maps).into_iter().find(|now| now.range == found.range && now.inode == found.inode);
@@ -93,7 +93,7 @@ fn has_changed(pid: i32, found: &Found) -> bool {
 }
 
 /// What to write over the jumps in replaced pages. The original code comes from the memfd.
-fn original_code(target: &Target, stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
+fn original_code(target: &Target, stop: &Stop, found: &FoundBlob, kept: Kept) -> Result<Vec<Write>, Failure> {
     let Kept { start, spare, bytes, .. } = kept;
     let changed = |_| Failure::Busy(Busy::Changed);
     stop.check_time(Busy::Late)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Busy, Error};
 use crate::failure::Failure;
-use crate::found::Found;
+use crate::found::FoundBlob;
 use crate::inject::Injection;
 use crate::outcome::{FileId, Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
@@ -106,7 +106,7 @@ impl Target {
     /// # Errors
     /// The process cannot be stopped, or what was found is not what its name says. The process runs on as before, or
     /// nearly so: pages that were put back stay back.
-    pub fn take_out(&self, found: &Found, emptied: &Range<u64>, limit: Duration) -> Result<Stopped<()>, Error> {
+    pub fn take_out(&self, found: &FoundBlob, emptied: &Range<u64>, limit: Duration) -> Result<Stopped<()>, Error> {
         if !found.is_sound {
             return Err(Error::Damaged(found.range.start));
         }

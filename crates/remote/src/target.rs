@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::code::{Gadgets, Search};
 use crate::descriptors::{left_open, link_left_open};
 use crate::error::{Busy, Error, Refusal};
-use crate::found::{self, Found};
+use crate::found::{self, FoundBlob};
 use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
 use crate::outcome::FileId;
@@ -132,7 +132,7 @@ impl Target {
 
     /// What earlier runs mapped into the process.
     #[must_use]
-    pub fn found(&self) -> Vec<Found> {
+    pub fn found(&self) -> Vec<FoundBlob> {
         let mut found = found::find(&self.maps);
         found::add_open(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
         found
@@ -218,13 +218,13 @@ impl Target {
     }
 
     /// Descriptors of a blob's memfd, which an injector that died left open.
-    pub(crate) fn descriptors_of(&self, found: &Found) -> Vec<u64> {
+    pub(crate) fn descriptors_of(&self, found: &FoundBlob) -> Vec<u64> {
         let link = found.link();
         left_open(self.pid.unsigned_abs()).filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
     }
 
     /// Whether this still is such a descriptor.
-    pub(crate) fn is_descriptor_of(&self, found: &Found, fd: u64) -> bool {
+    pub(crate) fn is_descriptor_of(&self, found: &FoundBlob, fd: u64) -> bool {
         link_left_open(self.pid.unsigned_abs(), fd) == Some(found.link())
     }
 }

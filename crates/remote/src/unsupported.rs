@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{Error, Refusal};
-use crate::found::Found;
+use crate::found::FoundBlob;
 use crate::maps::Maps;
 use crate::outcome::{Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
@@ -57,7 +57,7 @@ impl Target {
 
     /// What earlier runs mapped into the process.
     #[must_use]
-    pub fn found(&self) -> Vec<Found> {
+    pub fn found(&self) -> Vec<FoundBlob> {
         match self.0 {}
     }
 
@@ -113,7 +113,7 @@ impl Target {
     /// Never: there is no such process.
     pub fn take_out(
         &self,
-        _found: &Found,
+        _found: &FoundBlob,
         _emptied: &std::ops::Range<u64>,
         _limit: Duration,
     ) -> Result<Stopped<()>, Error> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::found::Found;
+use crate::found::FoundBlob;
 use crate::outcome::{FileId, Hooked, Mapped, Word};
 use crate::plan::{Kept, Pages, Plan};
 
@@ -16,7 +16,7 @@ pub(crate) enum Work {
     /// Replace the plan's pages of text, if the caller agrees; it is only asked if `is_asked`.
     Replace { planned: Planned, mapped: Mapped, is_asked: bool },
     /// Remove the jumps to what was found, and free its memory in `emptied`, as offsets from its beginning.
-    TakeOut { found: Found, emptied: Range<u64> },
+    TakeOut { found: FoundBlob, emptied: Range<u64> },
     /// Write words of its memory.
     Write(Vec<Word>),
 }

@@ -141,10 +141,10 @@ mod tests {
         for good in ["/", "/x?comm=a%20b&pid=%37", "/x?comm=%25zz", "/x?comm=*"] {
             assert_eq!(check_form(&request(good, &[("content-length", "0")])), Ok(()), "{good}");
         }
-        for (bad, told) in [("/x?comm=%zz", "%zz"), ("/x?comm=a%", "%"), ("/x?comm=%4", "%4"), ("/x?%g1=1", "%g1")] {
+        for (bad, escape) in [("/x?comm=%zz", "%zz"), ("/x?comm=a%", "%"), ("/x?comm=%4", "%4"), ("/x?%g1=1", "%g1")] {
             let (status, reason) = check_form(&request(bad, &[])).unwrap_err();
             assert_eq!(status, StatusCode::BAD_REQUEST, "{bad}");
-            assert!(reason.starts_with(&format!("{told:?} in the parameters")), "{reason}");
+            assert!(reason.starts_with(&format!("{escape:?} in the parameters")), "{reason}");
         }
         let (status, _) = check_form(&request("/", &[("content-length", "3")])).unwrap_err();
         assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);

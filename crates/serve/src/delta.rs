@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use heapbpf_access::filter::only;
 use heapbpf_profile::model::{ByAddress, Header, Losses, Process, Profile, Row, RowKey, SharedFrames, Stack};
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 use heapbpf_record::{Code, is_uncounted};
 use heapbpf_statistics::sums::SampleSums;
 use sampler_ebpf::abi::ProcessKey;
@@ -35,12 +35,12 @@ type Key = RowKey<Owner, Arc<str>, Place>;
 
 struct Owners<'a> {
     later: HashMap<ProcessKey, usize>,
-    made: &'a Made,
+    made: &'a FinishedProfile,
 }
 
 impl Owners<'_> {
     /// The owner of process `index` of `made`, according to the later profile.
-    fn of(&self, made: &Made, index: usize) -> Owner {
+    fn of(&self, made: &FinishedProfile, index: usize) -> Owner {
         let key = made.keys.get(index).filter(|key| self.later.contains_key(key));
         match (key, made.profile.processes.get(index)) {
             (Some(key), _) => Owner::Living(*key),
@@ -52,7 +52,7 @@ impl Owners<'_> {
         }
     }
 
-    fn key(&self, made: &Made, row: &Row, frames: &mut SharedFrames) -> Key {
+    fn key(&self, made: &FinishedProfile, row: &Row, frames: &mut SharedFrames) -> Key {
         let owner = self.of(made, row.key.process);
         let place = match owner {
             Owner::Living(_) => Place::Named(ByAddress(Arc::clone(&row.key.stack))),
@@ -73,7 +73,7 @@ pub enum Inuse {
 
 /// Returns `later` − `earlier`, or all of `later` if there is no earlier profile. The result has no error bars, because
 /// the error bars of a change need both profiles (`heapbpf diff`).
-pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
+pub fn difference(earlier: Option<&FinishedProfile>, later: &FinishedProfile, of: Inuse) -> Profile {
     let Some(earlier) = earlier else { return only(&later.profile, &[]) };
     let owners =
         Owners { later: later.keys.iter().enumerate().map(|(index, key)| (*key, index)).collect(), made: later };
@@ -166,7 +166,7 @@ fn notes_of_both(earlier: &Profile, later: &Profile) -> Vec<String> {
 }
 
 /// Marks processes whose in-use figures cover blocks from different times in the two profiles. They cannot be compared.
-fn forget_incomparable(profile: &mut Profile, earlier: &Made, later: &Made, owners: &Owners<'_>) {
+fn forget_incomparable(profile: &mut Profile, earlier: &FinishedProfile, later: &FinishedProfile, owners: &Owners<'_>) {
     let since = since(earlier, owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
         let before = since.get(&owners.of(later, index));
@@ -176,7 +176,7 @@ fn forget_incomparable(profile: &mut Profile, earlier: &Made, later: &Made, owne
 }
 
 /// Returns for each running process whether its memory in use is unknown, and since when it is known.
-fn since(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (bool, Option<SystemTime>)> {
+fn since(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, (bool, Option<SystemTime>)> {
     let processes = made.profile.processes.iter().enumerate();
     let living = processes.filter(|(index, _)| matches!(owners.of(made, *index), Owner::Living(_)));
     living.map(|(index, it)| (owners.of(made, index), (it.inuse_unknown, it.inuse_since))).collect()
@@ -187,7 +187,7 @@ type Counted = (Option<u64>, Option<u64>);
 
 const NOTHING_COUNTED: Counted = (Some(0), Some(0));
 
-fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Counted> {
+fn counts(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, Counted> {
     let mut counts: HashMap<Owner, Counted> = HashMap::new();
     let sum = |sum: Option<u64>, more: Option<u64>| sum.zip(more).map(|(sum, more)| sum.saturating_add(more));
     for (index, process) in made.profile.processes.iter().enumerate() {
@@ -198,7 +198,7 @@ fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Counted> {
     counts
 }
 
-fn losses(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
+fn losses(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
     let mut losses: HashMap<Owner, Losses> = HashMap::new();
     for (index, process) in made.profile.processes.iter().enumerate() {
         losses.entry(owners.of(made, index)).or_default().add(&process.losses);
@@ -247,10 +247,18 @@ mod tests {
         ProcessKey { start_ns: 5, tgid, exec_id: 0 }
     }
 
-    fn made(profile: Profile, living: usize) -> Made {
+    fn made(profile: Profile, living: usize) -> FinishedProfile {
         let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
         let (stats, recent) = Default::default();
-        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO, cpu: Duration::ZERO }
+        FinishedProfile {
+            profile,
+            stats,
+            keys,
+            recent,
+            begun: Instant::now(),
+            cost: Duration::ZERO,
+            cpu: Duration::ZERO,
+        }
     }
 
     fn totals(profile: &Profile) -> (f64, f64) {

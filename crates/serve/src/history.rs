@@ -11,12 +11,12 @@ use heapbpf_profile::model::{Placement, Process, Profile};
 use heapbpf_profile::process_pools::pools_of_processes;
 use heapbpf_profile::units::unix_ms;
 use heapbpf_profile::value::Value;
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 use serde::Serialize;
 
-use super::page::{CONFIDENCE, Seen};
+use super::page::{CONFIDENCE, ClientView};
 
 /// Time between samples, if they do not cost too much.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ fn add(sum: &mut f64, figure: f64) {
 
 /// A process generation, and what filters ask about it.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Known {
+struct KnownProcess {
     key: ProcessKey,
     pid: u32,
     comm: String,
@@ -99,7 +99,7 @@ struct Known {
     placement: Placement,
 }
 
-impl Known {
+impl KnownProcess {
     /// Its size, in bytes.
     fn bytes(&self) -> usize {
         let Placement { container, pod, unit } = &self.placement;
@@ -107,7 +107,7 @@ impl Known {
         size_of::<Self>() + ENTRY_BYTES + texts.iter().map(|text| text.len()).sum::<usize>()
     }
 
-    fn is_seen(&self, seen: &Seen) -> bool {
+    fn is_seen(&self, seen: &ClientView) -> bool {
         let Self { pid, comm, cgroup, placement, .. } = self;
         [&seen.scope, &seen.filter].iter().all(|filter| filter.admits(*pid, comm, cgroup, placement))
     }
@@ -125,13 +125,13 @@ struct Sample {
     /// Whether there were more processes than the largest.
     more: bool,
     whole: Figures,
-    largest: Vec<(Arc<Known>, Figures)>,
+    largest: Vec<(Arc<KnownProcess>, Figures)>,
 }
 
 impl Sample {
     /// Its size without the processes themselves, in bytes.
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.largest.len() * size_of::<(Arc<Known>, Figures)>()
+        size_of::<Self>() + self.largest.len() * size_of::<(Arc<KnownProcess>, Figures)>()
     }
 
     /// Bytes that each of its processes, and all of them, allocated per second since an earlier sample. A process that
@@ -142,9 +142,9 @@ impl Sample {
         let rate = |now: &Figures, before: &Figures| {
             if now.counted == before.counted { (now.alloc - before.alloc).max(0.0) / seconds } else { f64::NAN }
         };
-        let earlier: HashMap<*const Known, &Figures> =
+        let earlier: HashMap<*const KnownProcess, &Figures> =
             before.largest.iter().map(|(known, figures)| (Arc::as_ptr(known), figures)).collect();
-        let of_process = |(known, figures): &(Arc<Known>, Figures)| {
+        let of_process = |(known, figures): &(Arc<KnownProcess>, Figures)| {
             earlier.get(&Arc::as_ptr(known)).map_or(f64::NAN, |&before| rate(figures, before))
         };
         (self.largest.iter().map(of_process).collect(), rate(&self.whole, &before.whole))
@@ -157,14 +157,14 @@ pub struct History {
     /// Samples of more than an hour ago.
     older: VecDeque<Sample>,
     recent: VecDeque<Sample>,
-    known: HashSet<Arc<Known>>,
+    known: HashSet<Arc<KnownProcess>>,
     bytes: usize,
 }
 
 impl History {
     /// Adds the totals of a moment. `pause`: the planned time since the last ones. If more than twice that has passed,
     /// there is a gap.
-    pub fn add(&mut self, made: &Made, pause: Duration) {
+    pub fn add(&mut self, made: &FinishedProfile, pause: Duration) {
         let profile = &made.profile;
         let time_ms = unix_ms(profile.header.time);
         let last_ms = self.samples().next_back().map(|last| last.time_ms);
@@ -197,7 +197,7 @@ impl History {
     }
 
     /// What a client sees of the samples from `from_ms` to `to_ms` (Unix time in milliseconds, both included).
-    pub fn answer(&self, from_ms: u64, to_ms: u64, seen: &Seen) -> Past {
+    pub fn answer(&self, from_ms: u64, to_ms: u64, seen: &ClientView) -> Past {
         let (mut past, programs) = self.columns(from_ms, to_ms, seen);
         let mut programs: Vec<(&str, Vec<Entry>)> = programs.into_iter().collect();
         programs.sort_by_cached_key(|(_, entries)| Reverse(entries.iter().map(|entry| entry.inuse).max().flatten()));
@@ -208,7 +208,7 @@ impl History {
     }
 
     /// The columns of an answer without programs, and the entries of each command name.
-    fn columns(&self, from_ms: u64, to_ms: u64, seen: &Seen) -> (Past, BTreeMap<&str, Vec<Entry>>) {
+    fn columns(&self, from_ms: u64, to_ms: u64, seen: &ClientView) -> (Past, BTreeMap<&str, Vec<Entry>>) {
         let mut past = Past { confidence: CONFIDENCE, ..Past::default() };
         let mut programs = BTreeMap::new();
         let mut last: Option<&Sample> = None;
@@ -227,10 +227,10 @@ impl History {
     }
 
     /// The one entry of a process.
-    fn known(&mut self, key: ProcessKey, process: &Process) -> Arc<Known> {
+    fn known(&mut self, key: ProcessKey, process: &Process) -> Arc<KnownProcess> {
         let Process { pid, comm, cgroup, placement, .. } = process;
         let (comm, cgroup, placement) = (comm.clone(), cgroup.clone(), placement.clone());
-        let known = Known { key, pid: *pid, comm, cgroup, placement };
+        let known = KnownProcess { key, pid: *pid, comm, cgroup, placement };
         if let Some(known) = self.known.get(&known) {
             return Arc::clone(known);
         }
@@ -335,12 +335,12 @@ impl Past {
         &mut self,
         sample: &'a Sample,
         before: Option<&Sample>,
-        seen: &Seen,
+        seen: &ClientView,
         programs: &mut BTreeMap<&'a str, Vec<Entry>>,
     ) {
         let (rates, mut rate) = sample.rates(before);
         let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| known.is_seen(seen));
-        let largest: Vec<(&'a Known, &Figures, f64)> =
+        let largest: Vec<(&'a KnownProcess, &Figures, f64)> =
             largest.map(|((known, figures), rate)| (&**known, figures, rate)).collect();
         let mut sums: BTreeMap<&'a str, (f64, f64)> = BTreeMap::new();
         for &(known, figures, rate) in &largest {
@@ -385,19 +385,19 @@ mod tests {
 
     use super::*;
 
-    fn everything() -> Seen {
-        Seen { scope: Filter::default(), filter: Filter::default() }
+    fn everything() -> ClientView {
+        ClientView { scope: Filter::default(), filter: Filter::default() }
     }
 
     /// What a token with this scope sees.
-    fn scoped(key: &str, value: &str) -> Seen {
+    fn scoped(key: &str, value: &str) -> ClientView {
         let mut scope = Filter::default();
         assert_eq!(scope.set(key, value), Ok(true));
-        Seen { scope, ..everything() }
+        ClientView { scope, ..everything() }
     }
 
     /// A profile at some second, with so many samples in use, and megabytes allocated, in its first process.
-    fn made(second: u64, samples: u64) -> Made {
+    fn made(second: u64, samples: u64) -> FinishedProfile {
         let mut profile = testing::small();
         profile.header.time = UNIX_EPOCH + Duration::from_secs(second);
         profile.rows[0].inuse = testing::sums(samples, 70_000, 524_288);
@@ -405,7 +405,15 @@ mod tests {
         profile.processes[1].exact_alloc_bytes = Some(0);
         let keys = profile.processes.iter().map(|process| key(process.pid)).collect();
         let (stats, recent) = Default::default();
-        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO, cpu: Duration::ZERO }
+        FinishedProfile {
+            profile,
+            stats,
+            keys,
+            recent,
+            begun: Instant::now(),
+            cost: Duration::ZERO,
+            cpu: Duration::ZERO,
+        }
     }
 
     fn key(tgid: u32) -> ProcessKey {
@@ -426,7 +434,7 @@ mod tests {
         Figures { inuse, low: inuse, high: inuse, alloc, counted: true }
     }
 
-    fn keep_largest(history: &mut History, second: u64, after_gap: bool, largest: Vec<(Arc<Known>, Figures)>) {
+    fn keep_largest(history: &mut History, second: u64, after_gap: bool, largest: Vec<(Arc<KnownProcess>, Figures)>) {
         let whole = Figures::sum(largest.iter().map(|(_, figures)| figures), false);
         history.keep(Sample { time_ms: second * 1000, after_gap, lossy: false, more: false, whole, largest });
     }
@@ -480,14 +488,14 @@ mod tests {
     fn a_token_sees_what_its_scope_admits() {
         let mut history = History::default();
         [(100, 10), (110, 20)].iter().for_each(|&(second, samples)| history.add(&made(second, samples), EVERY));
-        let names = |seen: &Seen| -> Vec<String> {
+        let names = |seen: &ClientView| -> Vec<String> {
             history.answer(0, u64::MAX, seen).programs.into_iter().map(|program| program.comm).collect()
         };
         assert_eq!(names(&everything()), ["server", "worker \"x\""], "the largest first");
         assert_eq!(names(&scoped("pid", "4242")), ["server"]);
         assert_eq!(names(&scoped("comm", "work*")), ["worker \"x\""]);
         assert_eq!(names(&scoped("cgroup", "/system.slice")), ["server"]);
-        assert_eq!(names(&Seen { filter: scoped("pid", "4300").scope, ..scoped("pid", "4242") }), [""; 0]);
+        assert_eq!(names(&ClientView { filter: scoped("pid", "4300").scope, ..scoped("pid", "4242") }), [""; 0]);
         let [all, own] = [everything(), scoped("pid", "4242")].map(|seen| history.answer(0, u64::MAX, &seen));
         assert_eq!(own.inuse, own.programs[0].inuse);
         assert!(own.inuse[1] < all.inuse[1] && own.low[1] < own.inuse[1] && own.inuse[1] < own.high[1], "{own:?}");

@@ -21,7 +21,7 @@ use heapbpf_profile::model::{LOST_PREFIX, Placement, Process, Profile, Resident,
 use heapbpf_profile::process_pools::pools_of_processes;
 use heapbpf_profile::report::Growing;
 use heapbpf_profile::value::Value;
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 
@@ -165,7 +165,7 @@ fn write_others(out: &mut String, bytes: u64, calls: u64, inuse: Option<f64>) {
 impl Metrics {
     /// Returns the text for a client that may see the processes that pass all `filters`. Only a client that may see
     /// everything gets the metrics of the daemon and of pushing.
-    pub fn write(&mut self, made: &Made, filters: &[&Filter], serving: Serving) -> String {
+    pub fn write(&mut self, made: &FinishedProfile, filters: &[&Filter], serving: Serving) -> String {
         self.assign(made);
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
         let mut out = String::new();
@@ -185,7 +185,7 @@ impl Metrics {
 
     /// Assigns slots to new processes. If a PID has had several process generations, only the last can have a slot: the
     /// others have ended.
-    fn assign(&mut self, made: &Made) {
+    fn assign(&mut self, made: &FinishedProfile) {
         let mut last: HashMap<u32, ProcessKey> = HashMap::new();
         for (key, process) in made.keys.iter().zip(&made.profile.processes) {
             let known = last.entry(key.tgid).or_insert(*key);
@@ -209,7 +209,7 @@ impl Metrics {
         }
     }
 
-    fn processes(&mut self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+    fn processes(&mut self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let profile = &made.profile;
         let pools = pools_of_processes(profile);
         let mut bytes = Family::new(
@@ -289,7 +289,7 @@ impl Metrics {
     }
 
     /// Writes how fast processes with their own series grow.
-    fn growth(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+    fn growth(&self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut growth = Estimated::new([
             (
                 "heapbpf_process_growth_bytes_per_second",
@@ -331,7 +331,7 @@ impl Metrics {
 
     /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was
     /// counted.
-    fn resident(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+    fn resident(&self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut family = Family::new(
             "heapbpf_process_resident_bytes",
             "gauge",
@@ -423,7 +423,7 @@ impl Metrics {
         }
     }
 
-    fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
+    fn daemon(&mut self, made: &FinishedProfile, serving: &Serving, out: &mut String) {
         let (stats, profile) = (&made.stats, &made.profile);
         // Leaves out processes that are not counted and reports their number instead: a counter must not come and go.
         let exact =

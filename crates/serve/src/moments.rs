@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_profile::units::unix_ms;
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 
 use super::source::Shared;
 
@@ -33,7 +33,7 @@ impl Moment {
 
     /// Its size in rows.
     fn rows(&self) -> usize {
-        let Made { profile, recent, .. } = &self.shared.made;
+        let FinishedProfile { profile, recent, .. } = &self.shared.made;
         let processes = profile.processes.len() + profile.idle.len();
         profile.rows.len() + recent.count() / SUMS_OF_A_ROW + processes * ROWS_OF_A_PROCESS
     }
@@ -114,7 +114,15 @@ mod tests {
         let row = profile.rows[0].clone();
         profile.rows = vec![row; rows];
         let (stats, keys, begun, cost) = (Stats::default(), Vec::new(), Instant::now(), Duration::ZERO);
-        Arc::new(Shared::new(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost }))
+        Arc::new(Shared::new(FinishedProfile {
+            profile,
+            stats,
+            keys,
+            recent: Recent::default(),
+            begun,
+            cost,
+            cpu: cost,
+        }))
     }
 
     #[test]

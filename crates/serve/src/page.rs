@@ -56,14 +56,14 @@ struct Cost {
 
 /// Which processes a client sees.
 #[derive(Clone, PartialEq)]
-pub struct Seen {
+pub struct ClientView {
     /// What the client may see.
     pub scope: Filter,
     /// What the client asked for.
     pub filter: Filter,
 }
 
-impl Seen {
+impl ClientView {
     fn of<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         shown(profile, &self.scope, &self.filter)
     }
@@ -79,15 +79,15 @@ const MOST_LAYOUTS: usize = 4;
 
 /// The layouts of the last pages, newest first. A refresh shows mostly the stacks of the one before.
 #[derive(Default)]
-pub struct Layouts(Mutex<VecDeque<(Seen, Arc<Layout>)>>);
+pub struct Layouts(Mutex<VecDeque<(ClientView, Arc<Layout>)>>);
 
 impl Layouts {
-    fn last(&self, seen: &Seen) -> Option<Arc<Layout>> {
+    fn last(&self, seen: &ClientView) -> Option<Arc<Layout>> {
         let layouts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         layouts.iter().find(|(of, _)| of == seen).map(|(_, layout)| Arc::clone(layout))
     }
 
-    fn keep(&self, seen: &Seen, layout: &Arc<Layout>) {
+    fn keep(&self, seen: &ClientView, layout: &Arc<Layout>) {
         let mut layouts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         layouts.retain(|(of, _)| of != seen);
         layouts.truncate(MOST_LAYOUTS - 1);
@@ -99,7 +99,7 @@ impl Layouts {
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn data(now: &Shared, moments: Vec<u64>, seen: &Seen, layouts: &Layouts) -> io::Result<Bytes> {
+pub fn data(now: &Shared, moments: Vec<u64>, seen: &ClientView, layouts: &Layouts) -> io::Result<Bytes> {
     let profile = seen.of(&now.made.profile);
     let stats = &now.made.stats;
     let data = next_page_data(&profile, Value::default_of(&profile), None, CONFIDENCE, layouts.last(seen));
@@ -121,7 +121,7 @@ pub fn data(now: &Shared, moments: Vec<u64>, seen: &Seen, layouts: &Layouts) -> 
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
+pub fn growth(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<Bytes> {
     json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE))
 }
 
@@ -129,15 +129,15 @@ pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes>
 ///
 /// # Errors
 /// The later moment does not distinguish blocks allocated after the earlier one, or the data cannot be encoded.
-pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
+pub fn kept(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<Bytes> {
     let (from, made) = (&before.made.profile.header, &after.made);
-    let untold = || {
+    let not_known = || {
         io::Error::new(
             io::ErrorKind::NotFound,
             "nothing is known of what was kept between these two moments: choose others",
         )
     };
-    let since = made.recent.since(from.duration, &made.profile).ok_or_else(untold)?;
+    let since = made.recent.since(from.duration, &made.profile).ok_or_else(not_known)?;
     let since = seen.of(&since);
     let allocated = allocated_between(&seen.of(&before.made.profile), &since);
     json(&kept_data(&since, unix_ms(from.time), allocated, unknown_of(&since, from.time), CONFIDENCE))
@@ -219,7 +219,7 @@ pub fn formats() -> impl Iterator<Item = &'static Format> {
 ///
 /// # Errors
 /// Returns the reason why the file cannot be made.
-pub fn file(profile: &Profile, format: &Format, seen: &Seen) -> Result<Bytes, String> {
+pub fn file(profile: &Profile, format: &Format, seen: &ClientView) -> Result<Bytes, String> {
     let mut file = Bounded(Vec::new());
     let written = format.write(&seen.of(profile), &WriteOptions::default(), &mut file);
     written.map(|()| file.0.into()).map_err(|error| error.to_string())

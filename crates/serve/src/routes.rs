@@ -16,7 +16,7 @@ use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::page::{served_page, served_policy};
 use heapbpf_profile::report::{Growing, growing};
-use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
+use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle, Unanswered};
 use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
@@ -29,10 +29,10 @@ use super::delta::{Inuse, difference};
 use super::history::{self, History};
 use super::metrics::{MOST_SUSPECTS, Metrics, Serving, Suspected};
 use super::moments::Moments;
-use super::page::{self, Seen};
+use super::page::{self, ClientView};
 use super::places::{Places, Slot};
 use super::push::PushStatuses;
-use super::source::{Held, Shared, Source, SourceError, Wanted};
+use super::source::{EncodingKey, Held, Shared, Source, SourceError};
 
 /// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are asked to come back later.
 const MOST_SCRAPES: usize = 256;
@@ -267,14 +267,14 @@ impl ServerState {
         let slot = self.permit(client.token)?;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
         self.keep(&shared);
-        let wanted = Wanted {
+        let wanted = EncodingKey {
             scope: client.scope.clone(),
             filter: filter.clone(),
             first: PAGE,
             format: ProfileFormat::default(),
         };
         let cell = shared.encoding(&wanted);
-        let (now, moments, seen) = (shared.clone(), self.moments.times(), Seen { scope: client.scope, filter });
+        let (now, moments, seen) = (shared.clone(), self.moments.times(), ClientView { scope: client.scope, filter });
         let state = Arc::clone(self);
         let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts)?);
         let encoded = cell.get_or_try_init(|| encoding(&slot, data));
@@ -289,7 +289,7 @@ impl ServerState {
         let slot = self.permit(client.token)?;
         let turn = Arc::clone(&self.exporting).lock_owned().await;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
-        let seen = Seen { scope: client.scope, filter };
+        let seen = ClientView { scope: client.scope, filter };
         let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen)).await;
         let made =
             made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
@@ -374,7 +374,7 @@ impl ServerState {
         let (from, to) = (time(&mut pairs, "from")?.unwrap_or(0), time(&mut pairs, "to")?.unwrap_or(u64::MAX));
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
         let slot = self.permit(client.token)?;
-        let (state, seen) = (Arc::clone(self), Seen { scope: client.scope, filter });
+        let (state, seen) = (Arc::clone(self), ClientView { scope: client.scope, filter });
         let encoded = encoding(&slot, move || {
             let mut past = state.history.lock().unwrap_or_else(PoisonError::into_inner).answer(from, to, &seen);
             past.profiles_ms = state.moments.times();
@@ -412,12 +412,12 @@ impl ServerState {
         client: Client,
         mut pairs: Vec<(String, String)>,
         headers: &HeaderMap,
-        of: impl FnOnce(&Shared, &Shared, &Seen) -> std::io::Result<Bytes> + Send + 'static,
+        of: impl FnOnce(&Shared, &Shared, &ClientView) -> std::io::Result<Bytes> + Send + 'static,
     ) -> Result<Answer, Refusal> {
         let times = two_times(&mut pairs)?;
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
         let slot = self.permit(client.token)?;
-        let ([before, after], seen) = (self.moments_at(times)?, Seen { scope: client.scope, filter });
+        let ([before, after], seen) = (self.moments_at(times)?, ClientView { scope: client.scope, filter });
         let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen)?)).await?;
         self.json(&slot, encoded, headers).await
     }
@@ -443,7 +443,7 @@ impl ServerState {
         }
         let slot = self.permit(client.token)?;
         let [before, after] = self.moments_at(times)?;
-        let wanted = Wanted { scope: client.scope, filter, first: INUSE_SPACE, format };
+        let wanted = EncodingKey { scope: client.scope, filter, first: INUSE_SPACE, format };
         let bytes = encoding(&slot, move || encode_difference(&before.made, &after.made, &wanted)).await?;
         self.answered.fetch_add(1, Ordering::Relaxed);
         Ok(file("heap.pb.gz", bytes))
@@ -488,7 +488,7 @@ impl ServerState {
             return Err(bad_request("seconds is required: ?seconds=10, for example"));
         }
         let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
-        let wanted = Wanted { scope, filter, first, format };
+        let wanted = EncodingKey { scope, filter, first, format };
         let permit = self.permit(token)?;
         let (earlier, slot) = match seconds {
             Some(seconds) => {
@@ -560,13 +560,17 @@ async fn encoding(
 }
 
 /// Encodes the difference between two profiles, compressed.
-fn encode_difference(earlier: &Made, later: &Made, wanted: &Wanted) -> std::io::Result<Bytes> {
+fn encode_difference(
+    earlier: &FinishedProfile,
+    later: &FinishedProfile,
+    wanted: &EncodingKey,
+) -> std::io::Result<Bytes> {
     let difference = difference(Some(earlier), later, Inuse::Change);
     encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted)
 }
 
 /// Encodes a profile, compressed.
-fn encode(profile: &Profile, wanted: &Wanted) -> std::io::Result<Bytes> {
+fn encode(profile: &Profile, wanted: &EncodingKey) -> std::io::Result<Bytes> {
     if wanted.format == ProfileFormat::Json {
         // Each process has its own stacks.
         let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_profile::testing;
 use heapbpf_record::recent::Recent;
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 use heapbpf_record::stats::Stats;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -24,7 +24,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
         while let Some(request) = requests.recv().await {
             let (begun, profile) = (Instant::now(), testing::small());
             let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-            let _ = request.reply.send(Ok(Made {
+            let _ = request.reply.send(Ok(FinishedProfile {
                 profile,
                 stats,
                 keys,

@@ -1,6 +1,6 @@
 //! The services of a recording: an HTTP server, senders, both, or none.
 
-use heapbpf_record::requests::{Made, RecordingHandle};
+use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
 
 use super::listen::Listen;
 use super::push::{PushPlan, Pusher};
@@ -51,7 +51,7 @@ impl Services {
     }
 
     /// Pushes the last profile, if profiles are pushed, and waits a few seconds for the queues to empty.
-    pub fn finish(self, last: Made) {
+    pub fn finish(self, last: FinishedProfile) {
         if let Some(pusher) = self.pusher {
             pusher.finish(last);
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::ProfileFormat;
-use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
+use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle, Unanswered};
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::places::places_of_each;
@@ -27,7 +27,7 @@ const LEAST_HELD: usize = 4;
 
 /// Identifies an encoding of a profile.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct EncodingKey {
     /// What the client may see.
     pub scope: Filter,
     /// What the client asked for.
@@ -38,18 +38,18 @@ pub struct Wanted {
     pub format: ProfileFormat,
 }
 
-type Encodings = Vec<(Wanted, Arc<OnceCell<Bytes>>)>;
+type Encodings = Vec<(EncodingKey, Arc<OnceCell<Bytes>>)>;
 
 /// A shared profile, with the encodings made so far.
 pub struct Shared {
     /// The profile.
-    pub made: Made,
+    pub made: FinishedProfile,
     encodings: Mutex<Encodings>,
 }
 
 impl Shared {
     /// Returns the cell for an encoding. The first client fills it, the others wait for it.
-    pub fn encoding(&self, wanted: &Wanted) -> Arc<OnceCell<Bytes>> {
+    pub fn encoding(&self, wanted: &EncodingKey) -> Arc<OnceCell<Bytes>> {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, cell)) = encodings.iter().find(|(known, _)| known == wanted) {
             return Arc::clone(cell);
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     #[cfg(test)]
-    pub fn new(made: Made) -> Self {
+    pub fn new(made: FinishedProfile) -> Self {
         Self { made, encodings: Mutex::default() }
     }
 }
@@ -154,7 +154,7 @@ impl Source {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub async fn totals_unmeasured(&self) -> Result<Made, Unanswered> {
+    pub async fn totals_unmeasured(&self) -> Result<FinishedProfile, Unanswered> {
         self.recording.totals_unmeasured().await
     }
 
@@ -265,7 +265,8 @@ mod tests {
                 let profile = testing::small();
                 let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
                 let recent = Recent::default();
-                let _ = request.reply.send(Ok(Made { profile, stats, keys, recent, begun, cost, cpu: cost }));
+                let _ =
+                    request.reply.send(Ok(FinishedProfile { profile, stats, keys, recent, begun, cost, cpu: cost }));
             }
         });
         (recording, count)

@@ -34,7 +34,7 @@ pub struct Summary {
 pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress>) -> Summary {
     let directories = options.debug_directories.clone();
     let mut files = ByBuildId::new(&profile.modules, &directories, options.debuginfod.clone());
-    let mut symbolizer = Symbolizer::telling(options, progress);
+    let mut symbolizer = Symbolizer::reporting_to(options, progress);
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
     for row in &profile.rows {
         stacks.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| Arc::clone(&row.key.stack));

@@ -103,13 +103,13 @@ impl Default for Symbolizer {
 impl Symbolizer {
     /// A symbolizer with an empty cache.
     pub fn new(options: Options) -> Self {
-        Self::telling(options, Arc::default())
+        Self::reporting_to(options, Arc::default())
     }
 
     /// Creates a symbolizer that reports the progress of each batch to `progress`.
-    pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
+    pub fn reporting_to(options: Options, progress: Arc<Progress>) -> Self {
         if let Some(debuginfod) = &options.debuginfod {
-            debuginfod.tell(Arc::clone(&progress));
+            debuginfod.report_to(Arc::clone(&progress));
         }
         Self {
             options,

@@ -141,7 +141,7 @@ fn progress_is_reported() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
-    let mut symbolizer = Symbolizer::telling(no_debug_files(), Arc::clone(&progress));
+    let mut symbolizer = Symbolizer::reporting_to(no_debug_files(), Arc::clone(&progress));
     assert_eq!(progress.get(), (0, 0));
     symbolizer.symbolize(&mut One::file(&library), [start, start + 1, start, start + 2].map(|offset| (MODULE, offset)));
     assert_eq!(progress.get(), (3, 3));

@@ -15,7 +15,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, WantedFunction, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
 use heapbpf_remote::Maps;
 use sampler_ebpf::constants::draw_constants;
@@ -129,10 +129,10 @@ impl Hooked {
         let texts: Vec<Text<'_>> =
             found.code.iter().map(|c| Text { address: c.address + bias, bytes: &c.bytes }).collect();
         let inner: Vec<[u64; 2]> = found.inner.iter().map(|[s, e]| [s + bias, e + bias]).collect();
-        let wanted: Vec<Wanted<'_>> = found
+        let wanted: Vec<WantedFunction<'_>> = found
             .functions
             .iter()
-            .map(|f| Wanted {
+            .map(|f| WantedFunction {
                 name: &f.name,
                 address: f.address + bias,
                 length: f.length,

@@ -51,7 +51,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     for path in &args.profiles {
         let mut profile = profiles::open(path)?;
         if args.symbolize {
-            tell(&symbolize(&mut profile, args));
+            print_summary(&symbolize(&mut profile, args));
         }
         let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
         adjustments.apply(&mut profile)?;
@@ -144,17 +144,18 @@ fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
     let settings = settings::read(&args.debuginfod, |name| std::env::var_os(name));
     let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings).demangling_apart();
     let progress = Arc::<Progress>::default();
-    let told = Arc::clone(&progress);
+    let shown = Arc::clone(&progress);
     let line = move || {
-        let (named, of) = told.get();
-        told.get_download()
+        let (named, of) = shown.get();
+        shown
+            .get_download()
             .map_or_else(|| format!("finding names: {named} of {of} places"), |download| download.to_string())
     };
     during(line, || offline::symbolize(profile, options, progress))
 }
 
 /// Prints to standard error how many names were found, and why others were not.
-fn tell(summary: &Summary) {
+fn print_summary(summary: &Summary) {
     say(format!("found names for {} of {} addresses without one", summary.named, summary.asked));
     let mut reasons: Vec<_> = summary.unnamed.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

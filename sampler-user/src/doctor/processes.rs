@@ -200,7 +200,7 @@ pub fn processes(
         let Some(generation) = host.processes().current(process.pid) else { continue };
         let modules: BTreeSet<ModuleId> = generation.space.modules().collect();
         let dropped = dropped_mappings(&generation.space, host.modules());
-        let mut found = Found::of(ProcessAudit {
+        let mut found = ProcessFindings::of(ProcessAudit {
             pid: Some(process.pid),
             comm: process.comm.to_string(),
             exe: process.exe.to_string(),
@@ -230,7 +230,7 @@ pub fn command(
 ) -> ProcessAudit {
     let name = words.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     let mut auditor = Auditor { hooks, debug_dirs, link, loaded: None };
-    let mut found = Found::of(ProcessAudit { comm: name, ..ProcessAudit::default() });
+    let mut found = ProcessFindings::of(ProcessAudit { comm: name, ..ProcessAudit::default() });
     let program = words.first().and_then(|word| find_program(word));
     for path in expected(words) {
         let Ok(file) = File::open(&path) else { continue };
@@ -255,7 +255,7 @@ const NOT_FOLLOWED: &str = "announces its own samples (USDT, otel_memory): --hoo
                             allocator";
 
 /// The audit of one process, while its modules are examined.
-struct Found {
+struct ProcessFindings {
     audit: ProcessAudit,
     /// What cannot be read or hooked. Reported after what the allocators miss.
     refused: Vec<Missing>,
@@ -271,7 +271,7 @@ struct Found {
     calls_out: Option<String>,
 }
 
-impl Found {
+impl ProcessFindings {
     fn of(audit: ProcessAudit) -> Self {
         let (refused, announcing, interpreters) = (Vec::new(), Vec::new(), Vec::new());
         Self { audit, refused, reads_go: false, jvm: None, announcing, interpreters, calls_out: None }
@@ -394,7 +394,7 @@ struct Auditor<'a> {
 }
 
 impl Auditor<'_> {
-    fn audit_module(&mut self, module: ModuleId, host: &mut Host, found: &mut Found) {
+    fn audit_module(&mut self, module: ModuleId, host: &mut Host, found: &mut ProcessFindings) {
         let Some((kind, path, build_id)) =
             host.modules().get(module).map(|module| (module.kind, module.path.to_string(), module.build_id.clone()))
         else {
@@ -434,13 +434,13 @@ impl Auditor<'_> {
         }
     }
 
-    fn audit_file(&mut self, path: &str, file: &Arc<File>, build_id: Option<&[u8]>, found: &mut Found) {
+    fn audit_file(&mut self, path: &str, file: &Arc<File>, build_id: Option<&[u8]>, found: &mut ProcessFindings) {
         self.audit_allocator(path, file, found);
         found.audit.modules.extend(describe_file(path, file, build_id, self.debug_dirs));
     }
 
     /// Looks for an allocator in a file, and tries to place its probes.
-    fn audit_allocator(&mut self, path: &str, file: &Arc<File>, found: &mut Found) {
+    fn audit_allocator(&mut self, path: &str, file: &Arc<File>, found: &mut ProcessFindings) {
         let refuse = |why: String| Missing { what: path.to_owned(), why };
         let (key, is_hookable): (FileKey, bool) = match self.hooks.files.examine(path, file) {
             Ok(examined) => examined,
@@ -545,14 +545,16 @@ mod tests {
             let machine = heapbpf_probes::Machine::host().unwrap_or(heapbpf_probes::Machine::X86_64);
             Hooks::new(heapbpf_probes::KernelRules::of(machine, version), heapbpf_probes::Table::default(), true)
         };
-        let mut found = Found::of(ProcessAudit::default());
+        let mut found = ProcessFindings::of(ProcessAudit::default());
         found.refused.push(Missing { what: "/go".into(), why: "a Go program".into() });
         let audit = found.finish(&hooks(), true);
         let what: Vec<&str> = audit.missing.iter().map(|missing| missing.what.as_str()).collect();
         assert_eq!(what, ["/go", "allocations"]);
         assert!(audit.missing[1].why.contains("glibc"), "{audit:?}");
-        let found =
-            Found::of(ProcessAudit { allocators: vec!["b".into(), "a".into(), "b".into()], ..Default::default() });
+        let found = ProcessFindings::of(ProcessAudit {
+            allocators: vec!["b".into(), "a".into(), "b".into()],
+            ..Default::default()
+        });
         assert_eq!(found.finish(&hooks(), true).allocators, ["a", "b"]);
     }
 }

@@ -46,7 +46,7 @@ pub struct Feed {
     /// A profile that is no longer shown.
     old: Mutex<Option<Arc<Profile>>>,
     /// Called after news has arrived.
-    told: Option<Box<dyn Fn() + Send + Sync>>,
+    notify: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A profile, and the cost of getting it.
@@ -66,9 +66,9 @@ pub enum NoProfile {
 }
 
 impl Feed {
-    /// Creates a feed that calls `told` after news has arrived.
-    pub fn telling(told: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { told: Some(Box::new(told)), ..Self::default() }
+    /// Creates a feed that calls `notify` after news has arrived.
+    pub fn notifying(notify: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { notify: Some(Box::new(notify)), ..Self::default() }
     }
 
     /// Returns what has happened since the last call.
@@ -83,7 +83,7 @@ impl Feed {
 
     /// Passes on what a service remembers.
     pub fn remember(&self, past: HashMap<String, Vec<f64>>) {
-        self.tell(|news| news.past = Some(past));
+        self.publish(|news| news.past = Some(past));
     }
 
     /// Returns a profile that is no longer shown.
@@ -109,9 +109,9 @@ impl Feed {
         self.closed.load(Ordering::Relaxed)
     }
 
-    fn tell(&self, change: impl FnOnce(&mut News)) {
+    fn publish(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
-        self.told.iter().for_each(|told| told());
+        self.notify.iter().for_each(|notify| notify());
     }
 
     /// Gets profiles until there are no more. `next` gets one, with lifetimes if its argument says so.
@@ -131,7 +131,7 @@ impl Feed {
                     } else {
                         (plain, plain_cost) = (plain + 1, Some(cost));
                     }
-                    self.tell(|news| (news.profile, news.away) = (Some(profile), Some(None)));
+                    self.publish(|news| (news.profile, news.away) = (Some(profile), Some(None)));
                     let showing = Duration::from_micros(self.showing_us.load(Ordering::Relaxed));
                     // Profiles with lifetimes are rare, so their cost is not used.
                     let cost = plain_cost.unwrap_or(cost / 4);
@@ -139,7 +139,7 @@ impl Feed {
                 }
                 Err(NoProfile::Ended) => return,
                 Err(NoProfile::Later(why)) => {
-                    self.tell(|news| news.away = Some(Some(why)));
+                    self.publish(|news| news.away = Some(Some(why)));
                     refresh.max(Duration::from_secs(1))
                 }
             };
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn news_are_told_and_waiting_ends_when_the_feed_is_closed() {
-        let (sender, told) = std::sync::mpsc::channel();
-        let feed = Arc::new(Feed::telling(move || sender.send(()).expect("somebody listens")));
+        let (sender, notified) = std::sync::mpsc::channel();
+        let feed = Arc::new(Feed::notifying(move || sender.send(()).expect("somebody listens")));
         let filled = Arc::clone(&feed);
         let got = || Ok(Got { profile: Arc::new(testing::small()), cost: Duration::ZERO });
         // The second profile would come after an hour.
         let filler = std::thread::spawn(move || filled.fill(Duration::from_secs(3600), |_| got()));
-        told.recv().expect("a profile");
+        notified.recv().expect("a profile");
         feed.close();
         filler.join().expect("it ends");
     }

@@ -45,7 +45,7 @@ async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
     let leaves = Leaves(Arc::clone(&terminal));
     terminal.enter().context("the terminal cannot be used")?;
     let waiting = Arc::clone(&terminal);
-    let feed = Arc::new(Feed::telling(move || waiting.wake()));
+    let feed = Arc::new(Feed::notifying(move || waiting.wake()));
     let left = start(&terminal, &feed, handle, source, look)?;
     let ended = tokio::select! {
         ended = recording.run(requests) => ended,

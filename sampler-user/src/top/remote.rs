@@ -92,7 +92,7 @@ pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
     let leaves = Leaves(Arc::clone(&terminal));
     terminal.enter().context("the terminal cannot be used")?;
     let waiting = Arc::clone(&terminal);
-    let feed = Arc::new(Feed::telling(move || waiting.wake()));
+    let feed = Arc::new(Feed::notifying(move || waiting.wake()));
     let filled = Arc::clone(&feed);
     let source = address.shown().to_owned();
     let mut client = Client::new(address);
@@ -202,14 +202,14 @@ impl Client {
 
     fn profile(&mut self) -> Result<Got, String> {
         loop {
-            let mut response = self.get(self.path).map_err(|error| self.told(&http_client::reason(&error)))?;
+            let mut response = self.get(self.path).map_err(|error| self.failure(&http_client::reason(&error)))?;
             match response.status().as_u16() {
                 200 => {
                     let mut body = Vec::new();
                     let mut answer = response.body_mut().as_reader().take(LARGEST_ANSWER + 1);
-                    answer.read_to_end(&mut body).map_err(|error| self.told(&error.to_string()))?;
+                    answer.read_to_end(&mut body).map_err(|error| self.failure(&error.to_string()))?;
                     let before = thread_cpu_time();
-                    let profile = parse(&body).map_err(|why| self.told(&why))?;
+                    let profile = parse(&body).map_err(|why| self.failure(&why))?;
                     return Ok(Got { profile: Arc::new(profile), cost: thread_cpu_time().saturating_sub(before) });
                 }
                 400 if self.path == WHOLE => self.path = PPROF,
@@ -217,13 +217,13 @@ impl Client {
                     let mut sentence = Vec::new();
                     let answer = response.body_mut().as_reader().take(LARGEST_SENTENCE).read_to_end(&mut sentence);
                     let sentence = answer.map_or_else(|_| String::new(), |_| text(&sentence));
-                    return Err(self.told(&format!("status {status} {sentence}")));
+                    return Err(self.failure(&format!("status {status} {sentence}")));
                 }
             }
         }
     }
 
-    fn told(&self, why: &str) -> String {
+    fn failure(&self, why: &str) -> String {
         format!("{} does not answer with a profile: {}", self.address.shown(), escaped(why.trim()))
     }
 }

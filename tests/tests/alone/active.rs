@@ -116,8 +116,8 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     assert!(process.cpu_coverage.is_some_and(|share| share > 0.0 && share < 1.0), "{process:?}");
     let listed = profile.process(idle.pid());
     assert!(listed.idle && listed.hook.is_none(), "{listed:?}");
-    let told = |note: &String| note.contains("of the targets' CPU time was counted");
-    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    let is_reported = |note: &String| note.contains("of the targets' CPU time was counted");
+    assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
     until("it is let go", || !is_hooked(pid));
 }
 
@@ -155,8 +155,8 @@ fn make_way(recorder: Recorder) {
     });
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
-    let told = |note: &String| note.contains("an idle process was let go so that a busy one could be counted");
-    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    let is_reported = |note: &String| note.contains("an idle process was let go so that a busy one could be counted");
+    assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
     let Some(pid) = gone else { return println!("another process of this host was let go") };
     let process = profile.process(pid);
     assert_eq!(process.hook.as_deref(), Some("inline"), "{process:?}");

@@ -70,7 +70,7 @@ fn frees_are_given_up_where_that_is_enough_and_allocations_go_on() {
 }
 
 /// Lines of a text that report a slowed target.
-fn told(text: &str) -> Vec<&str> {
+fn reported_lines(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.contains("probes take ")).collect()
 }
 
@@ -106,11 +106,11 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     for part in ["× slower: ", "a larger -i does not help", "--no-live would take ", "--max-overhead 10% limits it"] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    assert!(told(&stderr).is_empty() && told(&notes).len() == 1, "{stderr}\n{notes}");
+    assert!(reported_lines(&stderr).is_empty() && reported_lines(&notes).len() == 1, "{stderr}\n{notes}");
     let (_, _, stderr, notes) = run(&["-q"]);
-    assert!(told(&stderr).is_empty() && told(&notes).len() == 1, "{stderr}\n{notes}");
+    assert!(reported_lines(&stderr).is_empty() && reported_lines(&notes).len() == 1, "{stderr}\n{notes}");
     let (_, _, stderr, notes) = run(&["--max-overhead=10%"]);
-    assert!(told(&stderr).is_empty() && told(&notes).is_empty(), "{stderr}\n{notes}");
+    assert!(reported_lines(&stderr).is_empty() && reported_lines(&notes).is_empty(), "{stderr}\n{notes}");
 }
 
 /// Starts a program with a private copy of the C library, which no other test probes. Returns `None` if this host's

@@ -163,7 +163,7 @@ fn every_format_has_go_heaps_of_all_processes() {
     let (profile, _) = outcome.results();
     let of_program = profile.stacks.iter().filter(|stack| stack.pid == target.pid());
     assert_eq!(of_program.map(|stack| in_use(stack).1).sum::<f64>(), bytes);
-    for (name, is_told) in FILES {
+    for (name, is_reported) in FILES {
         let files: Vec<_> = std::fs::read_dir(outcome.dir()).expect("it is there").flatten().collect();
         // Some formats have a file for each process.
         let start = name.split('.').next().expect("a name");
@@ -176,7 +176,7 @@ fn every_format_has_go_heaps_of_all_processes() {
         // jemalloc's format has no names, but totals.
         let total = format!("  t*: {objects}: {bytes} [0: 0]");
         assert!(has(if name == "x.heap" { &total } else { "main.list" }), "{name}");
-        assert_eq!(has("go runtime") || has("Go's own heap"), is_told, "{name}");
+        assert_eq!(has("go runtime") || has("Go's own heap"), is_reported, "{name}");
     }
 }
 

@@ -90,9 +90,9 @@ fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
         assert_eq!(at_exit, [0.0; 2], "it lives: {process:?}");
     }
     let wrong = [living.into_wrong(), ended.into_wrong()].concat();
-    let told =
+    let describe =
         || format!("{} {:?} {:?} {one:?} {other:?}", profile.notes.join("\n"), pair.stats.lost, pair.stats.other);
-    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), told());
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), describe());
 }
 
 #[test]
@@ -142,13 +142,13 @@ fn of_named_processes_ended_ones_count_as_of_their_end() {
 /// after the profile's moment: the profile says how many samples fall in between.
 fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     let later = profile.slack().samples;
-    let told = stats.lost() + stats.other["allocations_reconciled"] + later;
+    let reported = stats.lost() + stats.other["allocations_reconciled"] + later;
     let objects = &profile.totals.alloc_objects;
     let missing = objects.exact.expect("counted") - objects.value();
-    let context = || format!("{told} are told, {later} of them later: {:?} {:?}", stats.lost, stats.other);
-    assert!((0.0..=told as f64).contains(&missing), "{missing} samples are missing, {}", context());
+    let context = || format!("{reported} are told, {later} of them later: {:?} {:?}", stats.lost, stats.other);
+    assert!((0.0..=reported as f64).contains(&missing), "{missing} samples are missing, {}", context());
     let bytes = &profile.totals.alloc_bytes;
-    assert!(told > 0 || bytes.exact == bytes.estimate, "{bytes:?}");
+    assert!(reported > 0 || bytes.exact == bytes.estimate, "{bytes:?}");
     let other = |name: &str| stats.other[name];
     let arrived = other("stacks_unwound") + other("stacks_lost") + other("stacks_missing");
     let under_way = i128::from(stats.submitted) - i128::from(arrived);
@@ -160,8 +160,8 @@ fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     assert!((-between..=i128::from(later)).contains(&under_way), "{}", context());
 }
 
-fn no_alarm(told: &str) {
-    assert!(!told.split_whitespace().collect::<Vec<_>>().join(" ").contains("do not trust"), "{told}");
+fn no_alarm(text: &str) {
+    assert!(!text.split_whitespace().collect::<Vec<_>>().join(" ").contains("do not trust"), "{text}");
 }
 
 /// Records a server that forks a process per connection, like PostgreSQL. The recording ends while children come and

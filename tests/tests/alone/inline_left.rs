@@ -243,9 +243,9 @@ fn what_only_looks_like_ours_is_not_touched() {
         assert!(said.contains("not touched") && said.contains("another version"), "{status:?}: {said}");
         assert_eq!((mapped(pid), status), (before.clone(), Some(1)));
         let outcome = inline(pid, 1).start().stop();
-        let is_told = |told: &str| told.contains("not touched") && told.contains("another version");
-        assert_eq!(is_told(&outcome.stderr), mappings == 2, "{}", outcome.stderr);
-        assert_eq!(outcome.results().0.notes.iter().any(|note| is_told(note)), mappings == 2);
+        let is_reported = |text: &str| text.contains("not touched") && text.contains("another version");
+        assert_eq!(is_reported(&outcome.stderr), mappings == 2, "{}", outcome.stderr);
+        assert_eq!(outcome.results().0.notes.iter().any(|note| is_reported(note)), mappings == 2);
         let after = mapped(pid);
         assert!(before.iter().all(|line| after.contains(line)), "{after:?}");
         assert!(target.end().success());
@@ -306,19 +306,19 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let pid = target.pid();
     let first = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", first.said());
-    let is_told = |told: &str| told.contains("another recording counts it from inside");
+    let is_reported = |text: &str| text.contains("another recording counts it from inside");
     // The inline recording is there already, or comes later.
     let second = probes(pid).start();
-    assert!(is_told(&second.said()), "{}", second.said());
+    assert!(is_reported(&second.said()), "{}", second.said());
     let notes = second.stop().results().0.notes;
-    assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
+    assert!(notes.iter().any(|note| is_reported(note)), "{notes:?}");
     first.stop();
     let third = probes(pid).start();
     let fourth = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", fourth.said());
     std::thread::sleep(Duration::from_millis(500));
     let notes = third.stop().results().0.notes;
-    assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
+    assert!(notes.iter().any(|note| is_reported(note)), "{notes:?}");
     // Now the inline recording is killed.
     kill(cleaners_of(fourth.pid()));
     drop(fourth);

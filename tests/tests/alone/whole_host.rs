@@ -83,10 +83,10 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
         let (sums, truth) = (checks::site_sums(&profile, Some(pid)), truth.site("site_00"));
         let law = truth.law(512, false);
         assert!((sums["site_00"].figures[0] - law.bytes.truth).abs() <= law.bytes.tolerance(), "{sums:?}, {law:?}");
-        let told = |missing: &heapbpf_tests::output::Missing| {
+        let is_reported = |missing: &heapbpf_tests::output::Missing| {
             missing.why.contains("are not kept, as there are more than 8192")
         };
-        assert!(process.missing.iter().any(told), "{process:?}");
+        assert!(process.missing.iter().any(is_reported), "{process:?}");
     }
 }
 

@@ -35,8 +35,8 @@ fn a_tiny_ring_loses_events_and_counts_each() {
     assert_eq!(profile.totals.alloc_bytes.value(), truth.bytes() as f64, "lost samples are in the total");
     assert_eq!(profile.totals.alloc_objects.value(), truth.allocs() as f64);
     assert!(outcome.stdout.contains("[records lost]"), "{}", outcome.stdout);
-    let told = format!("{}\n{}", outcome.stdout, outcome.stderr).to_lowercase();
-    assert!(told.contains("lost"), "the user is not told: {told}");
+    let output = format!("{}\n{}", outcome.stdout, outcome.stderr).to_lowercase();
+    assert!(output.contains("lost"), "the user is not told: {output}");
 }
 
 #[test]
@@ -149,6 +149,6 @@ fn stacks_beyond_the_limit_go_to_the_overflow_bucket() {
     }
     let (objects, live) = (truth.allocs() as f64, truth.live_allocs() as f64);
     assert_eq!(sums, [40.0 * objects, objects, 40.0 * live, live]);
-    let told = profile.notes.iter().any(|note| note.contains("[other stacks]"));
-    assert!(told && outcome.stdout.contains("[other stacks]"), "{:?}\n{}", profile.notes, outcome.stdout);
+    let is_reported = profile.notes.iter().any(|note| note.contains("[other stacks]"));
+    assert!(is_reported && outcome.stdout.contains("[other stacks]"), "{:?}\n{}", profile.notes, outcome.stdout);
 }

@@ -69,8 +69,8 @@ fn one_of_two_targets_without_an_allocator() {
     let truth = mix.run();
     let (profile, _) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
-    let told = format!("process {} (nolibc) has no allocator", nolibc.pid());
-    assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
+    let remark = format!("process {} (nolibc) has no allocator", nolibc.pid());
+    assert!(profile.notes.iter().any(|note| note.contains(&remark)), "{:?}", profile.notes);
 }
 
 /// A process that exits after it was listed and before it is hooked causes no error and does not affect the others.

@@ -408,7 +408,7 @@ fn known_paths_of_programs_that_run_once() {
             // Programs that gcc starts are held at their entry points.
             let process = profile.processes.iter().find(|process| process.comm == comm);
             if comm != name && process.is_none_or(|process| process.coverage < 1.0) {
-                assert!(held::is_told(&profile, process), "{:?}", profile.notes);
+                assert!(held::is_reported(&profile, process), "{:?}", profile.notes);
                 return [0, 1];
             }
             check(&format!("{case}: {name}"), comm, &outcome, &[path]);

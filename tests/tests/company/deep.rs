@@ -116,7 +116,7 @@ fn cuts(outcome: &Outcome) -> BTreeSet<String> {
 fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
     let Some(_turn) = turn("copies_get_shorter_before_any_is_lost_and_both_are_told") else { return };
     // The ring for stacks has 4 MiB. It takes five copies of 384 KiB (the stack has 284 KB), then copies get shorter.
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for allocations in [12, 400] {
         let mut target = Target::start(&deep(520), [allocations.to_string().as_str(), "506"]);
         let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "1MiB").start();
@@ -132,13 +132,13 @@ fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
         println!("{allocations}: {whole} whole, {} lost, {cuts:?}", stats.other["stacks_lost"]);
         assert_eq!(whole + stats.other["stacks_shortened"] + stats.other["stacks_lost"], allocations, "{stats:?}");
         assert!(whole > 0 && whole < allocations, "{whole} of {allocations} are whole: {cuts:?}");
-        told.push((stats.other["stacks_lost"], cuts));
+        reported.push((stats.other["stacks_lost"], cuts));
     }
     let shortened = "stack copy cut short: the stacks ring was filling up (see --lossless, or a larger -i)".to_owned();
     let lost = "its stack was lost: the stacks ring was full (see --lossless, or a larger -i)".to_owned();
-    assert_eq!(told[0], (0, BTreeSet::from([shortened.clone()])));
-    assert!(told[1].0 > 0);
-    assert_eq!(told[1].1, BTreeSet::from([shortened, lost]));
+    assert_eq!(reported[0], (0, BTreeSet::from([shortened.clone()])));
+    assert!(reported[1].0 > 0);
+    assert_eq!(reported[1].1, BTreeSet::from([shortened, lost]));
 }
 
 /// Two call sites allocate and free five hundred times: nearly all stacks are found in the cache, as `--stats` shows.

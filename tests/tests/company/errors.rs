@@ -14,12 +14,12 @@ use heapbpf_tests::scrape::{get, get_with};
 use heapbpf_tests::target::{Target, until};
 
 /// Checks that each kind of failure is reported once, on standard error and in the profile.
-fn is_told_once(outcome: &Outcome, profile: &Profile) {
-    let told: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("; retrying (")).collect();
-    assert!(!told.is_empty(), "nobody says that something failed:\n{}", outcome.stderr);
+fn is_reported_once(outcome: &Outcome, profile: &Profile) {
+    let reported: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("; retrying (")).collect();
+    assert!(!reported.is_empty(), "nobody says that something failed:\n{}", outcome.stderr);
     let what = |line: &&str| line.split(" failed: ").next().map(str::to_owned);
-    let kinds: BTreeSet<_> = told.iter().map(what).collect();
-    assert_eq!(kinds.len(), told.len(), "more than once: {told:?}");
+    let kinds: BTreeSet<_> = reported.iter().map(what).collect();
+    assert_eq!(kinds.len(), reported.len(), "more than once: {reported:?}");
     assert!(profile.notes.iter().any(|note| note.contains("was retried (")), "{:?}", profile.notes);
 }
 
@@ -46,7 +46,7 @@ fn calls_that_fail_now_and_then_cost_nothing() {
         assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
         assert_eq!(stats.lost(), 0, "{stats:?}");
         assert!(stats.other["errors"] > 0, "{command}: {stats:?}");
-        is_told_once(&outcome, &profile);
+        is_reported_once(&outcome, &profile);
     }
 }
 
@@ -68,7 +68,7 @@ fn removals_that_fail_count_nothing_twice() {
     let (profile, stats) = outcome.results();
     checks::sites(&profile, &truth, 1, Compare::AtExit);
     assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
-    is_told_once(&outcome, &profile);
+    is_reported_once(&outcome, &profile);
 }
 
 /// After a loss, the live map shows what was lost. If it cannot be read, error bars allow for the loss.
@@ -93,7 +93,7 @@ fn without_the_live_map_error_bars_cover_what_was_lost() {
     };
     within(&profile.totals.alloc_bytes, truth.bytes());
     within(profile.totals.inuse_bytes.as_ref().expect("frees are tracked"), truth.live_bytes());
-    is_told_once(&outcome, &profile);
+    is_reported_once(&outcome, &profile);
 }
 
 /// Checks the profile of a recording that could not read its counters at the end: every sample is in it, and it says
@@ -104,8 +104,8 @@ fn without_counters(outcome: &Outcome, truth: &heapbpf_tests::truth::Truth) -> P
     checks::sites(&profile, truth, 1, Compare::All);
     let total = &profile.totals.alloc_bytes;
     assert!(total.exact.is_none() && total.low.is_none() && total.high.is_none(), "{total:?}");
-    let told = |note: &String| note.contains("counters could not be read at the end");
-    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    let is_reported = |note: &String| note.contains("counters could not be read at the end");
+    assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
     profile
 }
 
@@ -138,8 +138,8 @@ fn an_interval_that_cannot_be_set_is_set_later() {
     let (recording, address) = recorder.failing(&faults).serve();
     faults.fail_one_in(1);
     target.go();
-    let told = || recording.next_line().contains("setting the sampling interval failed");
-    until("an interval that cannot be set", told);
+    let is_reported = || recording.next_line().contains("setting the sampling interval failed");
+    until("an interval that cannot be set", is_reported);
     // 50,000 allocations a second: during this time some hundred samples are taken at the earlier interval.
     std::thread::sleep(Duration::from_secs(1));
     faults.fail_one_in(0);
@@ -178,10 +178,10 @@ mod long {
         assert!(outcome.stderr.contains("ended early; the profile has what was recorded"), "{}", outcome.stderr);
         assert_eq!(waiting.join().expect("an answer"), 503);
         let profile = without_counters(&outcome, &truth);
-        let told = |note: &String| {
+        let is_reported = |note: &String| {
             note.contains("the recording ended early: the kernel's counters could not be read for 30 s")
         };
-        assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+        assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
         assert!(faults.failed() > 5, "it was tried again: {}", faults.failed());
         assert!(faults.failed() < 100, "with growing pauses: {}", faults.failed());
     }

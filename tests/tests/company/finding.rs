@@ -228,8 +228,8 @@ fn indirect_functions() {
         let ours = || stats.attach.iter().filter(|probe| !probe.file.contains("libc.so"));
         let probes = |function: &str| ours().filter(|probe| probe.function == function).count();
         assert_eq!((probes("malloc"), probes("free"), probes("calloc")), (2, 2, 1), "{:?}", stats.attach);
-        let told = |profile: &Profile| profile.process(pid).missing.iter().any(|gap| gap.why.contains("IFUNC"));
-        assert!(!told(&profile), "{:?}", profile.process(pid).missing);
+        let is_reported = |profile: &Profile| profile.process(pid).missing.iter().any(|gap| gap.why.contains("IFUNC"));
+        assert!(!is_reported(&profile), "{:?}", profile.process(pid).missing);
     }
 }
 
@@ -243,8 +243,9 @@ fn a_choice_that_cannot_be_read_is_told() {
     let (status, found) = doctor_of(target.pid());
     assert_eq!(status, Some(1), "{found}");
     let missing = found["missing"].as_array().expect("a list");
-    let tells = |gap: &Value| gap["what"] == "malloc" && gap["why"].as_str().is_some_and(|why| why.contains("IFUNC"));
-    assert!(missing.iter().any(tells), "{found}");
+    let is_reported =
+        |gap: &Value| gap["what"] == "malloc" && gap["why"].as_str().is_some_and(|why| why.contains("IFUNC"));
+    assert!(missing.iter().any(is_reported), "{found}");
     let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     target.run();
     let (profile, _) = recording.stop().results();
@@ -282,13 +283,13 @@ fn hand_written_functions() {
         }
         assert!(probe("valloc").is_none(), "{:?}", stats.attach);
         let process = profile.process(pid);
-        let told = |why: &str| {
+        let explains = |why: &str| {
             // The code does not reveal its returns either, and without session links that reason comes first.
             let is_refused =
                 why.contains("an instruction that heapbpf does not know") && why.contains("the kernel refuses a probe");
             is_refused || link != "session" && why.contains("it needs Linux 6.13")
         };
-        assert!(process.missing.iter().any(|gap| gap.what == "valloc" && told(&gap.why)), "{:?}", process.missing);
+        assert!(process.missing.iter().any(|gap| gap.what == "valloc" && explains(&gap.why)), "{:?}", process.missing);
         let reasons = |list: &Value| list.as_array().is_some_and(|list| list.iter().all(|p| p["reason"] != ""));
         assert!(profile.audit.iter().all(|file| reasons(&file["attach"])), "{:?}", profile.audit);
         assert!(stats.attach.iter().all(|probe| !probe.reason.is_empty()), "{:?}", stats.attach);
@@ -297,7 +298,7 @@ fn hand_written_functions() {
         }
         let (status, found) = doctor_of(pid);
         let missing = found["missing"].as_array().expect("a list");
-        let refused = |gap: &Value| gap["what"] == "valloc" && gap["why"].as_str().is_some_and(told);
+        let refused = |gap: &Value| gap["what"] == "valloc" && gap["why"].as_str().is_some_and(explains);
         assert!(missing.iter().any(refused) && status == Some(1), "{found}");
     }
 }

@@ -162,8 +162,8 @@ fn what_a_change_did_is_told_either_way() {
         let text = in_terminal("diff", &[before.clone(), after.clone()]);
         // The function is in the same row, or on a line of its own.
         let screen: Vec<&str> = text.lines().take(SCREEN[0]).collect();
-        let is_told = |rows: &[&str]| rows[0].contains(verdict) && rows.concat().contains("site_00");
-        assert!(screen.windows(2).any(is_told), "{verdict}:\n{text}");
+        let is_reported = |rows: &[&str]| rows[0].contains(verdict) && rows.concat().contains("site_00");
+        assert!(screen.windows(2).any(is_reported), "{verdict}:\n{text}");
     }
 }
 

@@ -109,13 +109,13 @@ fn a_service_that_hooks_inline_keeps_its_filter() {
 #[test]
 fn a_command_inherits_no_restriction() {
     let Some(_turn) = turn("a_command_inherits_no_restriction") else { return };
-    let told = "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapPrm|CapBnd|CapInh):' /proc/self/status; \
+    let script = "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapPrm|CapBnd|CapInh):' /proc/self/status; \
         cat /proc/self/coredump_filter; [ -r /proc/self/mem ] && [ -O /proc/self/environ ] && echo its own";
-    let plain = Command::new("sh").args(["-c", told]).output().expect("sh runs");
+    let plain = Command::new("sh").args(["-c", script]).output().expect("sh runs");
     let recorder = Recorder::new().interval(4096).without_outputs().option("--listen", "127.0.0.1:0");
     // Under sudo the command would run as another user than this test.
     let recorder = recorder.through(&["env", "-u", "SUDO_UID", "-u", "SUDO_GID"].map(OsStr::new));
-    let outcome = recorder.command(Path::new("/bin/sh"), ["-c", told]).start().finish();
+    let outcome = recorder.command(Path::new("/bin/sh"), ["-c", script]).start().finish();
     assert_eq!(outcome.stdout, String::from_utf8_lossy(&plain.stdout).trim_end());
     assert!(outcome.stdout.contains("NoNewPrivs:\t0") && outcome.stdout.ends_with("its own"), "{}", outcome.stdout);
 }

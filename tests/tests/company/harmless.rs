@@ -124,8 +124,8 @@ fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
             let (profile, stats) = recording.stop().results();
             let what = format!("{mode}, {kind}, {link}: {stats:?}");
             if mode == "jumps" && link != "session" {
-                let told = |note: &&String| note.contains(function) && note.contains("it needs Linux 6.13");
-                assert_eq!(profile.notes.iter().filter(told).count(), 1, "{:?} {what}", profile.notes);
+                let is_reported = |note: &&String| note.contains(function) && note.contains("it needs Linux 6.13");
+                assert_eq!(profile.notes.iter().filter(is_reported).count(), 1, "{:?} {what}", profile.notes);
                 continue;
             }
             checks::identity(&stats);

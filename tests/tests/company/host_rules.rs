@@ -87,9 +87,9 @@ fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
     assert!(is_hooked(other.pid()), "{}", recording.said());
     let mut pids = [pid, forbidden_too.pid()];
     pids.sort_unstable();
-    let told = format!("2 processes ({}, {}) use probes: {why}", pids[0], pids[1]);
+    let warning = format!("2 processes ({}, {}) use probes: {why}", pids[0], pids[1]);
     assert_eq!(recording.said().matches("use probes: ").count(), 1, "{}", recording.said());
-    assert!(recording.said().contains(&told), "{}", recording.said());
+    assert!(recording.said().contains(&warning), "{}", recording.said());
     let truths = [forbidden.run(), other.run()];
     let (profile, _) = recording.stop().results();
     for truth in &truths {

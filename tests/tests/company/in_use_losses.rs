@@ -52,9 +52,9 @@ fn stopped(case: &str, loads: [(Load, Option<&str>); 2]) {
             }
         }
         wrong.extend(judge.into_wrong());
-        let told = format!("{}\n{}", outcome.stdout, outcome.stderr);
-        let is_told = ["lost", "records of"].iter().any(|words| told.contains(words));
-        assert!(lost == 0 || is_told, "{lost} records were lost, and nobody says so: {told}");
+        let output = format!("{}\n{}", outcome.stdout, outcome.stderr);
+        let is_reported = ["lost", "records of"].iter().any(|words| output.contains(words));
+        assert!(lost == 0 || is_reported, "{lost} records were lost, and nobody says so: {output}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

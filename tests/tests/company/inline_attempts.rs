@@ -42,9 +42,9 @@ fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
     let pid = target.pid();
     let recording = inline(pid).start();
     assert!(!is_hooked(pid), "{}", recording.said());
-    let told = recording.said();
-    assert!(told.contains(&format!("process {pid} uses probes: ")), "{told}");
-    assert!(told.contains("in time") || told.contains("it shares its memory with"), "{told}");
+    let messages = recording.said();
+    assert!(messages.contains(&format!("process {pid} uses probes: ")), "{messages}");
+    assert!(messages.contains("in time") || messages.contains("it shares its memory with"), "{messages}");
     target.go();
     target.step();
     let truth = target.run();
@@ -62,8 +62,8 @@ fn a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed() {
     let mut target = Target::start(&program("slow_reader"), ["2000"]);
     let pid = target.pid();
     let recording = inline(pid).start();
-    let told = recording.said();
-    assert!(!is_hooked(pid) && told.contains("in a system call that a stop might cut short"), "{told}");
+    let messages = recording.said();
+    assert!(!is_hooked(pid) && messages.contains("in a system call that a stop might cut short"), "{messages}");
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);

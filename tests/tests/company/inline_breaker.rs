@@ -102,13 +102,13 @@ impl Case {
     }
 
     /// Makes the victim die of its hooks at `place`, and checks the consequences: it dies of `signal`, reported as
-    /// `told`.
-    fn trips(self, place: &Place, signal: i32, told: &str) {
+    /// `cause`.
+    fn trips(self, place: &Place, signal: i32, cause: &str) {
         let Self { state, victim, mut bystander, recording } = self;
         let pid = victim.pid();
         goes_on_at(pid, place);
         assert_eq!(victim.end().signal(), Some(signal), "it dies as it should");
-        let line = format!("process {pid} (pairs) died of {told}");
+        let line = format!("process {pid} (pairs) died of {cause}");
         let rest = ": inline hooks were removed from all processes; 1 other is no longer counted, and no process gets inline hooks from now on";
         let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
         assert!(warning.as_ref().is_some_and(|said| said.contains(&line) && said.contains(rest)), "{warning:?}");
@@ -185,8 +185,8 @@ fn a_breakpoint_in_a_replaced_page_ends_all_inline_hooks() {
     let case = Case::begin();
     let pid = case.victim.pid();
     let (ip, (_, libc)) = (breakpoint_of_ours(pid), libc_of(pid));
-    let told = format!("SIGTRAP in a page of {libc} that inline hooks had replaced (offset ");
-    case.trips(&Place::at(ip), libc::SIGTRAP, &told);
+    let cause = format!("SIGTRAP in a page of {libc} that inline hooks had replaced (offset ");
+    case.trips(&Place::at(ip), libc::SIGTRAP, &cause);
 }
 
 #[test]
@@ -203,8 +203,8 @@ fn an_undefined_instruction_in_a_replaced_page_ends_all_inline_hooks() {
     let case = Case::begin();
     let pid = case.victim.pid();
     let place = Place { code: UD2, ..Place::at(in_process(pid, libc::malloc as *const () as u64)) };
-    let told = format!("SIGILL in a page of {} that inline hooks had replaced (offset ", libc_of(pid).1);
-    case.trips(&place, libc::SIGILL, &told);
+    let cause = format!("SIGILL in a page of {} that inline hooks had replaced (offset ", libc_of(pid).1);
+    case.trips(&place, libc::SIGILL, &cause);
 }
 
 #[test]
@@ -234,12 +234,12 @@ fn a_forked_child_that_dies_of_its_hooks_ends_all_of_them() {
     goes_on_at(child, &Place::at(base(child) + BLOB_CODE));
     let line = format!("process {child} (brood) died of SIGSEGV in the code of inline hooks");
     let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
-    let is_told = |said: &String| said.contains(&line) && said.contains("2 others are no longer counted");
-    assert!(warning.as_ref().is_some_and(is_told), "{warning:?}");
+    let is_reported = |said: &String| said.contains(&line) && said.contains("2 others are no longer counted");
+    assert!(warning.as_ref().is_some_and(is_reported), "{warning:?}");
     assert!(both.iter().all(|pid| !is_hooked(*pid)), "nobody has hooks any more");
     assert_eq!(bystander.run().allocs(), CALLS);
     let (profile, _) = recording.stop().results();
-    assert!(profile.notes.iter().any(is_told), "{:?}", profile.notes);
+    assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
 }
 
 #[test]

@@ -105,6 +105,6 @@ fn a_process_whose_own_links_are_too_dear_is_given_up_alone() {
     );
     assert!(process.cpu_coverage.is_some_and(|share| share > 0.0 && share < 1.0), "{process:?}");
     assert_eq!(profile.process(other.pid()).coverage, 1.0);
-    let told = profile.notes.iter().filter(|note| note.contains("it is not counted any more")).count();
-    assert_eq!(told, 1, "{:?}", profile.notes);
+    let reported = profile.notes.iter().filter(|note| note.contains("it is not counted any more")).count();
+    assert_eq!(reported, 1, "{:?}", profile.notes);
 }

@@ -60,7 +60,7 @@ fn record_script(hook: &str) -> usize {
         let exact = (Some(100 * BLOCKS + 50_000), Some(BLOCKS + 50));
         let counted = checks::exact(steady);
         if counted != exact {
-            assert!(counted < exact && held::is_told(&profile, Some(steady)), "{steady:?}, {:?}", profile.notes);
+            assert!(counted < exact && held::is_reported(&profile, Some(steady)), "{steady:?}, {:?}", profile.notes);
             continue;
         }
         whole += 1;
@@ -73,7 +73,7 @@ fn record_script(hook: &str) -> usize {
         assert_eq!(kept, 1, "{hook}: only what it kept is in use");
         assert_eq!(steady.hook.as_deref(), Some(expected), "{hook}: {:?}", stats.hooks);
     }
-    assert!(all.len() == RUNS || all.len() < RUNS && held::is_told(&profile, None), "{all:?} {:?}", profile.notes);
+    assert!(all.len() == RUNS || all.len() < RUNS && held::is_reported(&profile, None), "{all:?} {:?}", profile.notes);
     whole
 }
 
@@ -115,8 +115,8 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
             let calls = checks::exact(resized).1.expect("calls are counted");
             // Calls before the allocator is hooked may be missed, which is reported.
             assert!((1..=CALLS).contains(&calls), "{wrapper}: {calls}: {:?}, {stats:?}", profile.notes);
-            let is_told = held::is_told(&profile, Some(resized));
-            assert!(calls == CALLS || is_told, "{wrapper}: {calls}: {:?}, {stats:?}", profile.notes);
+            let is_reported = held::is_reported(&profile, Some(resized));
+            assert!(calls == CALLS || is_reported, "{wrapper}: {calls}: {:?}, {stats:?}", profile.notes);
         }
     }
 }
@@ -152,8 +152,9 @@ fn a_command_is_probed_where_inline_hooks_cannot_count() {
     let Some(_turn) = turn("a_command_is_probed_where_inline_hooks_cannot_count") else { return };
     let recorder = Recorder::new().interval(4096).option("--criterion", "size-class");
     let outcome = recorder.command(&program("steady"), ["2000"]).start().ends();
-    let told = outcome.stderr.matches("instead of inline hooks: they do not work with --criterion size-class").count();
-    assert!(outcome.status.success() && told == 1, "{}", outcome.stderr);
+    let warnings =
+        outcome.stderr.matches("instead of inline hooks: they do not work with --criterion size-class").count();
+    assert!(outcome.status.success() && warnings == 1, "{}", outcome.stderr);
     let (_, stats) = outcome.results();
     assert!(stats.hooks.iter().all(|process| process.hook == "probe" && process.not_inline.is_none()), "{stats:?}");
 }

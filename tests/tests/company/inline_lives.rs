@@ -245,7 +245,7 @@ fn inline_calls_of_vfork_children_are_their_own() {
 
 /// Checks what a recording with probes says about a process that another recording had hooked inline for a while: that
 /// it has not seen everything, for which share of the time, and no figure that claims otherwise.
-fn tells_what_was_hidden(profile: &Profile, pid: u32, estimate: f64) {
+fn reports_what_was_hidden(profile: &Profile, pid: u32, estimate: f64) {
     let process = profile.process(pid);
     assert!(process.was_hidden() && process.coverage < 0.99, "{process:?}");
     for figures in [&process.figures, &profile.totals] {
@@ -273,9 +273,9 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                     by_probes = Some(probes());
                     hooks = hooks.or_else(|| Some(inline(&target, 1)));
                     let doctor = Command::new(heapbpf()).args(["doctor", "--pid", &pid.to_string()]).output();
-                    let told = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
-                    assert!(told.contains("! allocations: another recording counts it from inside"), "{told}");
-                    assert!(!told.contains("Nothing would be missed"), "{told}");
+                    let output = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
+                    assert!(output.contains("! allocations: another recording counts it from inside"), "{output}");
+                    assert!(!output.contains("Nothing would be missed"), "{output}");
                 }
                 2 => {
                     let by_probes = by_probes.as_mut().expect("it is there since phase 1");
@@ -295,7 +295,7 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
         target.truth();
         let outcome = by_probes.expect("it was there").stop();
         let (profile, stats) = outcome.results();
-        tells_what_was_hidden(&profile, pid, 10.0 * 30_000.0 + 2000.0);
+        reports_what_was_hidden(&profile, pid, 10.0 * 30_000.0 + 2000.0);
         let process = profile.process(pid);
         assert!(process.inuse_since.is_some(), "{process:?}\n{}", outcome.stderr);
         let in_use = process.figures.inuse_bytes.as_ref().expect("its frees are followed");

@@ -54,10 +54,10 @@ impl Running {
         let (profile, stats, truth) = self.record(&[]);
         let probed = &stats.hooks[0];
         assert_eq!((probed.pid, &*probed.hook), (self.pid, "probe"), "{stats:?}");
-        let told = probed.not_inline.as_deref().unwrap_or_default();
-        assert!(told.contains(why), "{told:?}");
+        let reason = probed.not_inline.as_deref().unwrap_or_default();
+        assert!(reason.contains(why), "{reason:?}");
         let process = profile.process(self.pid);
-        assert_eq!((process.hook.as_deref(), process.not_inline.as_deref()), (Some("probe"), Some(told)));
+        assert_eq!((process.hook.as_deref(), process.not_inline.as_deref()), (Some("probe"), Some(reason)));
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!((stats.hits, stats.lost()), (truth.allocs(), 0), "{stats:?}");
         assert!(self.target.end().success());
@@ -155,8 +155,8 @@ fn what_is_sealed_stays_and_does_not_count() {
     assert!(maps(pid).contains("/memfd:heapbpf-"), "nobody can take it out");
     let again = Recorder::of(pid, 4096).option("--hook", "inline").flag("--no-follow").start().stop();
     let (_, stats) = again.results();
-    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
-    assert!(told.contains("are sealed"), "{told:?}, {}", again.stderr);
+    let reason = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
+    assert!(reason.contains("are sealed"), "{reason:?}, {}", again.stderr);
     let warnings = again.stderr.matches("keeps copies of its allocator's pages").count();
     assert!(warnings <= 2, "it is not tried again and again: {}", again.stderr);
     assert!(target.end().success());
@@ -182,9 +182,9 @@ fn what_inline_hooks_would_cost_is_said_once() {
     target.step();
     target.run();
     let (profile, stats) = recording.stop().results();
-    let is_told = |note: &&String| note.contains("; without --hook probe, inline hooks would take ");
-    let told: Vec<_> = profile.notes.iter().filter(is_told).collect();
-    assert_eq!(told.len(), 1, "{:?} {stats:?}", profile.notes);
-    assert!(told[0].contains("slower: probes take "), "{told:?}");
+    let is_reported = |note: &&String| note.contains("; without --hook probe, inline hooks would take ");
+    let reported: Vec<_> = profile.notes.iter().filter(is_reported).collect();
+    assert_eq!(reported.len(), 1, "{:?} {stats:?}", profile.notes);
+    assert!(reported[0].contains("slower: probes take "), "{reported:?}");
     assert_eq!(stats.hooks[0].hook, "probe");
 }

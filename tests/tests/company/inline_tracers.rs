@@ -166,7 +166,7 @@ fn counts_all(outcome: &Outcome, truth: &Truth, what: &str) {
 }
 
 /// Checks that nothing is counted, and that the profile says why.
-fn tells_that_it_is_blind(outcome: &Outcome, what: &str) {
+fn reports_that_it_is_blind(outcome: &Outcome, what: &str) {
     let (_, stats) = outcome.results();
     assert_eq!(stats.hits, 0, "{what}: {stats:?}");
     let profile = std::fs::read_to_string(outcome.file("profile.json")).expect("it was read");
@@ -183,7 +183,7 @@ fn judge(order: &[Step], tool: &Tool, truth: &Truth, (ours, saw, was_hooked): &(
     // The tool that hooked the program first sees everything while it is attached. The others see nothing during that
     // time.
     if ours_is_there && other_is_hooked && other_is_there {
-        tells_that_it_is_blind(ours, &what);
+        reports_that_it_is_blind(ours, &what);
     } else if ours_is_there {
         counts_all(ours, truth, &what);
     }
@@ -192,7 +192,7 @@ fn judge(order: &[Step], tool: &Tool, truth: &Truth, (ours, saw, was_hooked): &(
         Saw::Calls(calls) if other_is_there => {
             assert_eq!(*calls, if is_blind { 0 } else { truth.allocs() }, "{what}");
         }
-        Saw::Recorded(outcome) if other_is_there && is_blind => tells_that_it_is_blind(outcome, &what),
+        Saw::Recorded(outcome) if other_is_there && is_blind => reports_that_it_is_blind(outcome, &what),
         Saw::Recorded(outcome) if other_is_there => counts_all(outcome, truth, &what),
         Saw::Calls(_) | Saw::Recorded(_) => {}
     }
@@ -266,8 +266,8 @@ fn a_service_that_hooks_the_process_is_pointed_to() {
     let pid = target.pid();
     let (service, address) = Recorder::of(pid, 4096).option("--hook", "inline").serve();
     assert!(is_hooked(pid), "{}", service.said());
-    let told = Recorder::of(pid, 4096).start().stop().stderr;
-    assert!(told.contains(&format!("it is already being recorded: heapbpf top http://{address}\n")), "{told}");
+    let messages = Recorder::of(pid, 4096).start().stop().stderr;
+    assert!(messages.contains(&format!("it is already being recorded: heapbpf top http://{address}\n")), "{messages}");
     service.stop();
 }
 

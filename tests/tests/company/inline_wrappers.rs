@@ -102,7 +102,8 @@ fn a_wrapper_that_is_loaded_later_is_not_hooked() {
         checks::sites(&profile, &truth, 1, Compare::All);
         checks::identity(&stats);
         assert_eq!(stats.lost(), 0, "{stats:?}");
-        let told = profile.notes.iter().any(|note| note.contains("which is counted from inside: it is not counted"));
-        assert!(told, "{:?}", profile.notes);
+        let is_reported =
+            profile.notes.iter().any(|note| note.contains("which is counted from inside: it is not counted"));
+        assert!(is_reported, "{:?}", profile.notes);
     }
 }

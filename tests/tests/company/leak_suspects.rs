@@ -51,8 +51,8 @@ fn what_outlives_its_stack_is_suspected_and_nothing_else() {
         // No block of this site is freed either, but it has stopped growing.
         assert_eq!(sites(&section(&text, "Full: nothing freed")), ["site_05"], "R = {interval}:\n{text}");
         // The report names the first suspect without being asked.
-        let told = outcome.stdout.lines().find(|line| line.trim_start().starts_with("growing")).unwrap_or_default();
-        assert!(told.contains("site_02 +") && told.contains("/s"), "{}", outcome.stdout);
+        let growing = outcome.stdout.lines().find(|line| line.trim_start().starts_with("growing")).unwrap_or_default();
+        assert!(growing.contains("site_02 +") && growing.contains("/s"), "{}", outcome.stdout);
     }
 }
 

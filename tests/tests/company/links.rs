@@ -150,7 +150,7 @@ fn each_build_that_is_copied_over_a_probed_file_is_right_and_exact() {
     let file = copy_of(&build(16), dir.path(), "heapbpf-builds");
     let mut recording =
         Recorder::new().option("--comm", "heapbpf-builds").option("--hook", "probe").interval(1).start();
-    if !kernel::tells_files_of_links(recording.pid()) {
+    if !kernel::reports_files_of_links(recording.pid()) {
         recording.stop().results();
         return skipped(case, "this kernel does not tell which files links are on");
     }

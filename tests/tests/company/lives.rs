@@ -28,13 +28,13 @@ fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
 }
 
 /// Checks that the ends were found and reported to the user.
-fn told(outcome: &Outcome) {
+fn check_losses_reported(outcome: &Outcome) {
     let (profile, stats) = outcome.results();
     let lost = stats.other["process_events_lost"];
     assert!(lost > 0, "no record of an end was lost: {stats:?}");
     assert_eq!(stats.other["ends_found"], lost, "{stats:?}");
-    let is_told = profile.notes.iter().any(|note| note.contains("were not reported"));
-    assert!(is_told, "nobody says so: {:?}", profile.notes);
+    let is_reported = profile.notes.iter().any(|note| note.contains("were not reported"));
+    assert!(is_reported, "nobody says so: {:?}", profile.notes);
 }
 
 /// The process has ended, and its at-exit figures are as of its end.
@@ -54,7 +54,7 @@ fn an_exit_whose_record_was_lost() {
     });
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
-    told(&outcome);
+    check_losses_reported(&outcome);
     assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
     let process = profile.process(pid);
     assert!(process.ended, "{process:?}");
@@ -76,7 +76,7 @@ fn an_exec_whose_record_was_lost() {
     let (profile, _) = outcome.results();
     // The ring may still have space for the record of the first exec. Then the lost records are of process generations
     // without samples.
-    told(&outcome);
+    check_losses_reported(&outcome);
     let (last, before) = profile.processes.split_last().expect("its lives");
     assert!(before.iter().all(|process| process.ended) && !last.ended, "{:?}", profile.processes);
     let objects = |process: &Process| process.figures.inuse_objects.as_ref().and_then(|it| it.estimate);
@@ -108,7 +108,7 @@ fn places_of_ended_processes_are_given_up() {
     }
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
-    told(&outcome);
+    check_losses_reported(&outcome);
     assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
     assert_eq!(stats.other["untracked"], 0, "{stats:?}");
     assert_eq!(profile.totals.inuse_objects.and_then(|it| it.estimate), Some(0.0));

@@ -151,9 +151,9 @@ fn mappings_beside_inline_hooks_are_told_apart_by_their_stacks() {
         let (profile, stats) = recording.stop().results();
         assert_eq!(stats.hooks[0].hook, "inline", "{stats:?}");
         checks::sites(&profile, &truth, interval, Compare::All);
-        let is_told = |function: &str| profile.stacks.iter().any(|stack| stack.function == function);
+        let is_reported = |function: &str| profile.stacks.iter().any(|stack| stack.function == function);
         let functions = ["mmap", "mremap", "brk", "malloc"];
-        assert!(interval > 1 || functions.into_iter().all(is_told), "{:?}", profile.stacks);
+        assert!(interval > 1 || functions.into_iter().all(is_reported), "{:?}", profile.stacks);
         let (own, undecided) = (stats.other["mappings_of_allocators"], stats.other["mappings_undecided"]);
         assert!(own > 0 && undecided == 0 && stats.lost() == 0, "{stats:?}");
         let totals = &profile.totals;

@@ -57,7 +57,7 @@ fn a_name_chooses_processes_present_and_future() {
         if is_whole {
             checks::sites_of(&profile, future.pid(), &truths[1], 1, Compare::All);
         } else {
-            assert!(held::is_told(&profile, process), "{:?}", profile.notes);
+            assert!(held::is_reported(&profile, process), "{:?}", profile.notes);
         }
         [usize::from(is_whole), 1]
     });
@@ -151,8 +151,13 @@ fn a_short_life_with_a_libc_never_seen_before() {
     let allocated = seen.map_or(0.0, |process| process.figures.alloc_objects.value());
     println!("{} of {} allocations seen, coverage {:?}", allocated, first.allocs(), seen.map(|p| p.coverage));
     assert!(allocated <= first.allocs() as f64);
-    let told = seen.is_some_and(|process| process.coverage < 1.0) || profile.notes.iter().any(|n| n.contains("before"));
-    assert!(allocated == first.allocs() as f64 || told, "a gap that nobody tells: {seen:?}, {:?}", profile.notes);
+    let is_reported =
+        seen.is_some_and(|process| process.coverage < 1.0) || profile.notes.iter().any(|n| n.contains("before"));
+    assert!(
+        allocated == first.allocs() as f64 || is_reported,
+        "a gap that nobody tells: {seen:?}, {:?}",
+        profile.notes
+    );
 }
 
 #[test]
@@ -331,7 +336,10 @@ fn lives_before_and_after_an_exec_are_told_apart() {
         let lives: Vec<_> = profile.processes.iter().map(|p| (&*p.comm, base_name(&p.exe), p.ended)).collect();
         let expected = [("env", "env", true), ("sqlite3", "sqlite3", true)];
         let is_whole = lives == expected;
-        assert!(is_whole || hook != "probe" && lives == expected[..1] && held::is_told(&profile, None), "{profile:?}");
+        assert!(
+            is_whole || hook != "probe" && lives == expected[..1] && held::is_reported(&profile, None),
+            "{profile:?}"
+        );
         assert!(profile.processes.iter().all(|process| process.allocators.len() == 1), "{:?}", profile.processes);
         is_whole
     };
@@ -427,19 +435,19 @@ fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
         assert!(programs > 1 && stats.hits > 0, "{programs} programs: {stats:?}");
     }
     target.go();
-    let told = target.line();
-    assert!(told.starts_with("OK"), "{told}");
+    let answer = target.line();
+    assert!(answer.starts_with("OK"), "{answer}");
     assert!(target.end().success(), "it came to harm");
 }
 
 #[test]
 fn every_program_of_a_chain_of_execs_is_counted_or_told() {
-    chains_are_told("every_program_of_a_chain_of_execs_is_counted_or_told", 2);
+    chains_are_reported("every_program_of_a_chain_of_execs_is_counted_or_told", 2);
 }
 
 /// A process execs one program after another, each for some milliseconds. Each is counted or reported as missing, even
 /// if heapbpf gets no CPU for a while, as in every second round.
-fn chains_are_told(case: &str, rounds: usize) {
+fn chains_are_reported(case: &str, rounds: usize) {
     const PROGRAMS: usize = 20;
     let Some(_turn) = turn(case) else { return };
     let mut missed = 0;
@@ -455,13 +463,14 @@ fn chains_are_told(case: &str, rounds: usize) {
         let outcome = recording.ends();
         assert!(outcome.status.success(), "{}", outcome.stderr);
         let (profile, _) = outcome.results();
-        let told = profile.notes.iter().find(|note| note.contains("ended or executed another one before"));
-        let told: usize = told.map_or(0, |note| note.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"));
+        let reported = profile.notes.iter().find(|note| note.contains("ended or executed another one before"));
+        let reported: usize =
+            reported.map_or(0, |note| note.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"));
         let counted: Vec<_> = profile.processes.iter().map(|process| (&*process.comm, process.coverage)).collect();
         // Next to two busy loops, about one in a thousand is still neither counted nor reported.
-        let known = counted.len() + told;
-        assert!((PROGRAMS - 1..=PROGRAMS).contains(&known), "{told} told: {:?}, {counted:?}", profile.notes);
-        missed += told;
+        let known = counted.len() + reported;
+        assert!((PROGRAMS - 1..=PROGRAMS).contains(&known), "{reported} told: {:?}, {counted:?}", profile.notes);
+        missed += reported;
     }
     eprintln!("{missed} of {} programs were missed, and told", rounds * PROGRAMS);
 }
@@ -472,6 +481,6 @@ mod long {
 
     #[test]
     fn every_program_of_many_chains_of_execs_is_counted_or_told() {
-        chains_are_told("every_program_of_many_chains_of_execs_is_counted_or_told", 20);
+        chains_are_reported("every_program_of_many_chains_of_execs_is_counted_or_told", 20);
     }
 }

@@ -165,8 +165,8 @@ fn assert_equal(what: &str, parts: &[&str], truth: &Lines, counted: &Lines, prof
     // A block is missing at its line only if its Python frames could not be read, which the profile reports.
     let missing = |it: &&(u32, [u64; 2], [u64; 2])| (it.2[0] < it.1[0] && it.2[1] < it.1[1]).then(|| it.1[1] - it.2[1]);
     let unread: Option<u64> = differ.iter().map(missing).sum();
-    let told = unread.is_some_and(|unread| unread <= python_stacks::unread(profile));
-    assert!(told, "{what}: (line, tracemalloc, heapbpf): {differ:?} {:?}", profile.notes);
+    let is_reported = unread.is_some_and(|unread| unread <= python_stacks::unread(profile));
+    assert!(is_reported, "{what}: (line, tracemalloc, heapbpf): {differ:?} {:?}", profile.notes);
 }
 
 #[test]
@@ -352,8 +352,8 @@ mod long {
             let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
             assert_equal(&format!("{variable}={value} {}", options[0]), &parts, &truth, &counted, &profile);
             let missing = profile.process(pid).missing.iter().map(|missing| &missing.why);
-            let is_told = profile.notes.iter().chain(missing).any(|note| note.contains("calls malloc for each"));
-            assert_eq!(is_told, value == "malloc", "{:?}", profile.notes);
+            let is_reported = profile.notes.iter().chain(missing).any(|note| note.contains("calls malloc for each"));
+            assert_eq!(is_reported, value == "malloc", "{:?}", profile.notes);
         }
     }
 }

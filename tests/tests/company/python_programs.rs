@@ -163,6 +163,6 @@ fn greenlets_have_true_python_frames_or_none() {
     assert!(native_bytes >= not_shown, "{native_bytes} {not_shown}");
     // At least the allocations made outside greenlets.
     assert!(shown >= 4 && truth.len() > 50, "{shown} of {}", truth.len());
-    let is_told = profile.notes.iter().any(|note| note.contains("did not agree"));
-    assert_eq!(native > 0, is_told, "{:?}", profile.notes);
+    let is_reported = profile.notes.iter().any(|note| note.contains("did not agree"));
+    assert_eq!(native > 0, is_reported, "{:?}", profile.notes);
 }

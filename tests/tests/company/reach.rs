@@ -353,8 +353,8 @@ fn a_command_with_a_preloaded_allocator() {
     let lived = profile.processes.iter().find(|process| process.comm == "mix");
     let Some(process) = lived.filter(|process| process.figures.alloc_objects.value() > 0.0) else {
         // The process exited while jemalloc was examined, which is reported.
-        let told = held::is_told(&profile, lived);
-        return assert!(told, "a gap that nobody tells: {:?} {lived:?}", profile.notes);
+        let is_reported = held::is_reported(&profile, lived);
+        return assert!(is_reported, "a gap that nobody tells: {:?} {lived:?}", profile.notes);
     };
     assert!(process.allocators.iter().any(|name| name.starts_with("jemalloc")), "{:?}", process.allocators);
     if process.coverage == 1.0 {
@@ -370,7 +370,7 @@ fn a_command_with_a_preloaded_allocator() {
 fn a_crowd_of_mappings_hides_no_allocator() {
     let Some(_turn) = turn("a_crowd_of_mappings_hides_no_allocator") else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
-    for (kind, told) in [
+    for (kind, begin) in [
         ("code", "mappings of code made at run time"),
         ("pieces", "executable mappings of files"),
         ("files", "executable mappings of files (/"),
@@ -384,7 +384,7 @@ fn a_crowd_of_mappings_hides_no_allocator() {
         uses(&profile, pid, "glibc");
         assert!(profile.stacks.iter().all(|stack| stack.complete), "{kind}: {:?}", profile.stacks);
         let missing = &profile.process(pid).missing;
-        let what = missing.iter().find(|missing| missing.what.starts_with(told));
+        let what = missing.iter().find(|missing| missing.what.starts_with(begin));
         assert!(
             what.is_some_and(|missing| missing.why.contains("are not kept, as there are more than 8192")),
             "{missing:?}"

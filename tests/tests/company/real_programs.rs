@@ -82,7 +82,7 @@ fn sqlite_filling_a_table() {
         assert_eq!(processes, 1);
         let counted = process.and_then(|process| checks::exact(process).1).unwrap_or_default();
         if counted < calls {
-            assert!(held::is_told(&profile, process), "{:?}", profile.processes);
+            assert!(held::is_reported(&profile, process), "{:?}", profile.processes);
             return [0, 1];
         }
         let process = process.expect("sqlite3 ran");

@@ -212,7 +212,7 @@ fn exec_ends_one_life_and_begins_another() {
         let (first, second) = (truth.site("site_00"), truth.site("site_02"));
         if sums.get("site_02").is_none_or(|sum| sum.samples < second.allocs) {
             let executed = profile.processes.iter().rfind(|process| process.pid == second.pid);
-            assert!(held::is_told(&profile, executed), "{:?}", profile.processes);
+            assert!(held::is_reported(&profile, executed), "{:?}", profile.processes);
             assert_eq!(sums["site_00"].samples, first.allocs, "the first generation");
             return [0, 1];
         }

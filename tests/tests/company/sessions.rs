@@ -38,13 +38,13 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
         let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
         let pid = truth.sites[0].pid;
         let outcome = recording.stop();
-        let told = &outcome.stderr;
-        assert!(told.contains("no running process matches --comm gone; waiting for one"), "{told}");
+        let messages = &outcome.stderr;
+        assert!(messages.contains("no running process matches --comm gone; waiting for one"), "{messages}");
         assert!(!outcome.stdout.contains("no process matches"), "it came: {}", outcome.stdout);
         let (profile, _) = outcome.results();
         let Some(process) = profile.processes.iter().find(|process| process.pid == pid && process.coverage == 1.0)
         else {
-            assert!(held::is_told(&profile, None), "{:?}", profile.notes);
+            assert!(held::is_reported(&profile, None), "{:?}", profile.notes);
             return [0, 1];
         };
         checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::AtExit);
@@ -84,8 +84,8 @@ fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
         let found = checks::site_sums(&profile, Some(pid)).get("site_00").map_or(0, |sums| sums.samples);
         if found != 100 {
             let process = profile.processes.iter().find(|process| process.pid == pid);
-            let told = process.is_some_and(|process| process.coverage < 1.0) || !profile.notes.is_empty();
-            assert!(told, "{found} of 100 allocations of {pid} and not a word about it: {process:?}");
+            let is_reported = process.is_some_and(|process| process.coverage < 1.0) || !profile.notes.is_empty();
+            assert!(is_reported, "{found} of 100 allocations of {pid} and not a word about it: {process:?}");
         }
     }
 }
@@ -102,8 +102,8 @@ fn a_commands_exit_status_is_heapbpfs() {
         let outcome = Recorder::new().command(Path::new(SHELL), ["-c", script]).start().ends();
         assert_eq!(outcome.status.code(), Some(code), "{script}: {}", outcome.stderr);
         outcome.results();
-        let told = outcome.stderr.lines().find_map(|line| line.strip_prefix("heapbpf: the command was ended: "));
-        assert_eq!(told, signal, "{script}: {}", outcome.stderr);
+        let reported = outcome.stderr.lines().find_map(|line| line.strip_prefix("heapbpf: the command was ended: "));
+        assert_eq!(reported, signal, "{script}: {}", outcome.stderr);
     }
 }
 
@@ -230,17 +230,17 @@ fn probes_are_reported_with_their_place_and_kind() {
 fn what_others_pay_for_probes_is_said_at_the_start() {
     let Some(_turn) = turn("what_others_pay_for_probes_is_said_at_the_start") else { return };
     let target = Target::start(&program("mix"), ["100"]);
-    let told = |recorder: Recorder| {
+    let messages_of = |recorder: Recorder| {
         let recording = recorder.start();
         recording.signal(libc::SIGINT);
         recording.ends().stderr
     };
-    let says = |told: &str| told.contains("probes serve every process of this host that uses the same files: ");
-    let of_all = told(Recorder::new().option("--comm", "others-pay").option("--hook", "probe"));
+    let says = |text: &str| text.contains("probes serve every process of this host that uses the same files: ");
+    let of_all = messages_of(Recorder::new().option("--comm", "others-pay").option("--hook", "probe"));
     assert!(says(&of_all) && of_all.contains("SIGTRAP"), "{of_all}");
-    let alone = told(Recorder::of(target.pid(), 4096).option("--hook", "probe").flag("--no-follow"));
+    let alone = messages_of(Recorder::of(target.pid(), 4096).option("--hook", "probe").flag("--no-follow"));
     assert!(!says(&alone), "{alone}");
-    let inline = told(Recorder::new().option("--comm", "others-pay"));
+    let inline = messages_of(Recorder::new().option("--comm", "others-pay"));
     assert!(!says(&inline), "{inline}");
 }
 
@@ -252,10 +252,10 @@ fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
     let interrupted = recorder("auto").start();
     interrupted.signal(libc::SIGINT);
     for outcome in [interrupted.ends(), recorder("probe").option("--duration", "1s").start().ends()] {
-        let told = &outcome.stderr;
-        assert_eq!((outcome.status.code(), outcome.files()), (Some(1), Vec::new()), "{told}");
-        assert!(told.contains("no running process matches --comm nobody-has-it; waiting for one"), "{told}");
-        assert!(told.contains("no process matches --comm nobody-has-it, and none did so far"), "{told}");
+        let messages = &outcome.stderr;
+        assert_eq!((outcome.status.code(), outcome.files()), (Some(1), Vec::new()), "{messages}");
+        assert!(messages.contains("no running process matches --comm nobody-has-it; waiting for one"), "{messages}");
+        assert!(messages.contains("no process matches --comm nobody-has-it, and none did so far"), "{messages}");
     }
     // A process that allocates nothing still matches.
     let recording = Recorder::new().option("--comm", "matches-once").start();

@@ -168,8 +168,8 @@ fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     let Some(_turn) = turn("by_size_class_the_rare_is_seen_and_figures_are_true") else { return };
     let arguments = ["2000", "16x1000", "4096x10", "65536x1"];
     let (outcome, truth) = record("sequence", &arguments, &["--criterion", "size-class", "--interval", "100"]);
-    let told = "using probes instead of inline hooks: they do not work with --criterion size-class";
-    assert!(outcome.stderr.contains(told) || cfg!(not(target_arch = "x86_64")), "{}", outcome.stderr);
+    let warning = "using probes instead of inline hooks: they do not work with --criterion size-class";
+    assert!(outcome.stderr.contains(warning) || cfg!(not(target_arch = "x86_64")), "{}", outcome.stderr);
     let (profile, stats) = results(&outcome, "size-class");
     unbiased(&profile, &truth, |_| 1.0 / 300.0);
     let samples: Vec<u64> = site_sums(&profile, None).values().map(|sums| sums.samples).collect();

@@ -244,10 +244,10 @@ fn children_that_were_forked_before_probes_served_them_are_told() {
         assert!(share.is_none_or(|share| share < 1.0), "{child:?}");
         children += 1;
     }
-    let tells = |text: &str| profile.notes.iter().any(|note| note.contains(text));
-    assert!(children == 4 || tells("ended before it could be counted"), "{children}: {:?}", profile.notes);
+    let is_reported = |text: &str| profile.notes.iter().any(|note| note.contains(text));
+    assert!(children == 4 || is_reported("ended before it could be counted"), "{children}: {:?}", profile.notes);
     let late = "forked before probes served";
-    assert!(tells(late), "{:?}", profile.notes);
+    assert!(is_reported(late), "{:?}", profile.notes);
     for file in ["profile.json", "profile.pb.gz"] {
         let report = Command::new(heapbpf()).args(["report", "--details"]).arg(outcome.file(file)).output();
         let text = String::from_utf8_lossy(&report.expect("it runs").stdout).into_owned();
@@ -273,10 +273,10 @@ fn most_children(profile: &Profile, truth: &Truth) -> [usize; 2] {
     let exact = [ROUNDS as f64, (truth.site(replaced).live_allocs / children as u64) as f64];
     let whole = found.values().filter(|counted| **counted == exact).count();
     for (pid, counted) in found.iter().filter(|(_, counted)| **counted != exact) {
-        assert!(counted[0] < exact[0] && held::is_told(profile, Some(profile.process(*pid))), "{pid}: {counted:?}");
+        assert!(counted[0] < exact[0] && held::is_reported(profile, Some(profile.process(*pid))), "{pid}: {counted:?}");
     }
     let are_all_there = found.len() == children;
-    assert!(are_all_there || found.len() < children && held::is_told(profile, None), "{:?}", profile.notes);
+    assert!(are_all_there || found.len() < children && held::is_reported(profile, None), "{:?}", profile.notes);
     [children + whole, CHILDREN]
 }
 

@@ -333,8 +333,8 @@ fn cost_of_the_screen() {
         println!("{}", tmux.screen().lines().take(5).collect::<Vec<_>>().join("\n"));
         tmux.press(&["q"]);
         until("the end of top", || !is_running(top));
-        let told = std::fs::read_to_string(&said).expect("our own file");
-        told.lines().filter(|line| line.contains("profiles were shown")).for_each(|line| println!("{line}"));
+        let messages = std::fs::read_to_string(&said).expect("our own file");
+        messages.lines().filter(|line| line.contains("profiles were shown")).for_each(|line| println!("{line}"));
         std::fs::remove_file(&said).expect("our own file");
     }
 }

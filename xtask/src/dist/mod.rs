@@ -104,12 +104,12 @@ pub fn dist(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
 }
 
 /// The binary of a release.
-pub struct Made {
+pub struct ReleaseBinary {
     binary: PathBuf,
 }
 
 /// Makes all files of a release.
-fn make(context: &Context, release: &Release) -> anyhow::Result<Made> {
+fn make(context: &Context, release: &Release) -> anyhow::Result<ReleaseBinary> {
     let work = release.work();
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     for file in release.files().iter().filter(|file| file.exists()) {
@@ -128,7 +128,7 @@ fn make(context: &Context, release: &Release) -> anyhow::Result<Made> {
         let size = fs::metadata(&file).with_context(|| format!("there is no {}", file.display()))?.len();
         say!("{} ({} KiB)", file.strip_prefix(&context.root).unwrap_or(&file).display(), size.div_ceil(1024));
     }
-    Ok(Made { binary })
+    Ok(ReleaseBinary { binary })
 }
 
 /// Returns `SOURCE_DATE_EPOCH`, or else the time of the last commit, in seconds since 1970.

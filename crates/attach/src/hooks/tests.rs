@@ -335,8 +335,8 @@ fn a_file_that_is_written_to_while_its_links_wait_gets_none() {
     file.write_all_at(b"another build", 0).expect("there is space");
     let made = job.make(&world.kernel);
     assert!(made.is_err() && world.kernel.attempts.get() == 0, "the kernel is not asked");
-    let told = hooks.take_in((key, None), made, LinkKind::Session);
-    assert!(matches!(told, Err(HookError::Overwritten { .. })) && !hooks.is_served(key, None));
+    let outcome = hooks.take_in((key, None), made, LinkKind::Session);
+    assert!(matches!(outcome, Err(HookError::Overwritten { .. })) && !hooks.is_served(key, None));
 }
 
 #[test]

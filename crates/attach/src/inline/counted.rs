@@ -14,7 +14,7 @@ use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::breaker::Ours;
-use super::figures::{self, Seen};
+use super::figures::{self, KernelSampled};
 use super::memory;
 use super::refused::Refused;
 use super::removal::{leads_to_ours, take_out_at, take_out_now, take_out_since};
@@ -99,7 +99,7 @@ struct Process {
     /// Whether these are its own counts, made in another process's memory.
     counts_apart: bool,
     /// Sampled calls by exited processes that ran in its memory and whose own counts are not known.
-    seen_of_others: Seen,
+    seen_of_others: KernelSampled,
     /// The known counts of other processes in its memory.
     of_others: Counts,
     /// Maximum CPU time that it can have used, and when that was determined (CLOCK_BOOTTIME), both in nanoseconds; and
@@ -160,7 +160,7 @@ impl Process {
             unread_since: None,
             was_taken_out: false,
             counts_apart: false,
-            seen_of_others: Seen::default(),
+            seen_of_others: KernelSampled::default(),
             of_others: Counts::default(),
             cpu_ns: (0, process.start_ns),
             cpu_ns_of_others: 0,
@@ -232,7 +232,7 @@ impl Process {
     /// the kernel's counters were read some time after its end.
     fn addition(
         &mut self,
-        (seen, cpu_ns): (Seen, u64),
+        (seen, cpu_ns): (KernelSampled, u64),
         has_ended: bool,
         samples_all: bool,
         is_final: bool,
@@ -534,10 +534,10 @@ impl Counted {
     /// Adds the counts of all processes to the kernel's counters.
     pub(super) fn add_to(&mut self, counts: &mut totals::Counts) {
         // The memory of a process contains the counts of all processes that run in it.
-        let mut seen: HashMap<ProcessKey, (Seen, u64)> = HashMap::new();
+        let mut seen: HashMap<ProcessKey, (KernelSampled, u64)> = HashMap::new();
         let is_apart = |process: &ProcessKey, it: &Process| it.memory_of == *process || it.counts_apart;
         for (process, it) in &self.processes {
-            let own = counts.processes.get(process).map(Seen::of).unwrap_or_default();
+            let own = counts.processes.get(process).map(KernelSampled::of).unwrap_or_default();
             let counted_as = if is_apart(process, it) { *process } else { it.memory_of };
             let (seen, cpu_ns) = seen.entry(counted_as).or_default();
             seen.add(own);
@@ -566,7 +566,7 @@ impl Counted {
         unused.into_iter().flatten().for_each(|linked| self.closing.close(linked.links));
         if it.memory_of != process && !it.counts_apart {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
-                owner.seen_of_others.add(Seen::of(kernel));
+                owner.seen_of_others.add(KernelSampled::of(kernel));
                 owner.cpu_ns_of_others = owner.cpu_ns_of_others.saturating_add(it.cpu_ns.0);
             }
             return Counters::default();
@@ -575,7 +575,7 @@ impl Counted {
             self.unread_ends += 1;
             log::warn!("process {}: its last counts were not read; totals may be too small", process.tgid);
         }
-        let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all, true);
+        let added = it.addition((KernelSampled::of(kernel), 0), it.has_left(), self.samples_all, true);
         note_distrusted(&mut self.distrusted, process, &it);
         added
     }

@@ -55,7 +55,7 @@ pub(super) struct Credit {
     /// The last poll before which everything has been taken in, and the polls after it.
     taken_in: Look,
     looks: VecDeque<Look>,
-    known: HashMap<Place, Known>,
+    known: HashMap<Place, PlaceCredit>,
     /// The levels when the size of a record was last learned.
     learned: Option<Levels>,
     /// The share of a ring that a record takes, between 0 and 1. 0 if it is not known yet.
@@ -94,7 +94,7 @@ impl Look {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct PlaceCredit {
     passed: u64,
     granted: u64,
     /// Number of sites that it may be ahead of what was taken in.
@@ -102,7 +102,7 @@ struct Known {
     quiet_looks: u32,
 }
 
-impl Known {
+impl PlaceCredit {
     fn is_short(&self) -> bool {
         self.granted.saturating_sub(self.passed) <= self.ahead / 2
     }
@@ -139,7 +139,7 @@ impl Credit {
     /// Whether a process has passed half of its grant, so that it waits, or may have to soon. This includes processes
     /// that were granted more at the last poll, because they will soon have passed that, too.
     pub(super) fn is_short(&self) -> bool {
-        self.was_short || self.known.values().any(Known::is_short)
+        self.was_short || self.known.values().any(PlaceCredit::is_short)
     }
 
     fn grants(&mut self, taken_in: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {

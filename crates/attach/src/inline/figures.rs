@@ -41,14 +41,14 @@ pub fn minus(all: &Counts, of_others: &Counts) -> Counts {
 
 /// Sampled calls of a process that are already in the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct KernelSampled {
     /// [`Counters::inline_sampled`].
     pub calls: u64,
     /// [`Counters::inline_sampled_bytes`].
     pub bytes: u64,
 }
 
-impl Seen {
+impl KernelSampled {
     /// Those in the counters of a process.
     pub const fn of(counters: &Counters) -> Self {
         Self { calls: counters.inline_sampled, bytes: counters.inline_sampled_bytes }
@@ -67,7 +67,7 @@ const MOST_BYTES: u64 = 1 << 47;
 /// Whether a process can have counted this with `cpu_ns` of CPU time, if the kernel has `seen` this many of its sampled
 /// calls between the two reads. No call takes less than a nanosecond, and reported calls have arrived, except those
 /// that are on the way.
-pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Seen>) -> bool {
+pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<KernelSampled>) -> bool {
     let calls = [now.calls, now.sampled, now.reported, now.failed, now.unsampled_failed, now.frees_matched];
     let most_bytes = now.calls.saturating_mul(MOST_BYTES);
     calls.iter().chain([&now.abandoned, &now.zero_reallocs]).all(|calls| *calls <= cpu_ns)
@@ -81,16 +81,16 @@ pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Seen>
 ///
 /// The hits of the sum are the calls that the target has counted, however many the kernel saw. So the accounting
 /// identity breaks if sampled calls did not arrive, and more of them than can be on the way.
-pub fn addition(before: &Counts, now: &Counts, seen: Seen) -> Counters {
+pub fn addition(before: &Counts, now: &Counts, seen: KernelSampled) -> Counters {
     difference(before, now, seen, false)
 }
 
 /// The same for a process that has left its memory: there is no later read, and no call is in progress.
-pub fn at_end(last: &Counts, seen: Seen) -> Counters {
+pub fn at_end(last: &Counts, seen: KernelSampled) -> Counters {
     difference(last, last, seen, true)
 }
 
-fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Counters {
+fn difference(before: &Counts, now: &Counts, seen: KernelSampled, has_ended: bool) -> Counters {
     let mut now = *now;
     // If the target has ended since it was last read, at least these calls were made as well.
     let unread = seen.calls.saturating_sub(now.reported);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn sum(before: &Counts, seen: u64) -> Counters {
-        let mut sum = addition(before, &NOW, Seen::of(&kernel(seen)));
+        let mut sum = addition(before, &NOW, KernelSampled::of(&kernel(seen)));
         sum.add(&kernel(seen));
         sum
     }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_call_that_was_left_is_not_in_flight() {
         let left = Counts { abandoned: 1, ..NOW };
-        let added = addition(&left, &left, Seen::of(&kernel(17)));
+        let added = addition(&left, &left, KernelSampled::of(&kernel(17)));
         assert_eq!((added.lost_abandoned, added.lost_in_flight), (1, 0));
         assert_eq!((added.lost_call_bytes, added.unsampled_bytes), (100, 5000));
     }
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn the_bytes_of_calls_count_where_the_calls_do() {
         let of = |added: Counters| (added.unsampled_bytes, added.lost_call_bytes);
-        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(17)))), (4900, 0), "one is in flight");
-        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(16)))), (4800, 0), "one more is at its site");
-        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(17)))), (5000, 100));
-        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(16)))), (5000, 200));
-        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(15)))), (5000, 0), "what is broken stays visible");
-        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(19)))), (5100, 0), "it has ended unread");
+        assert_eq!(of(addition(&NOW, &NOW, KernelSampled::of(&kernel(17)))), (4900, 0), "one is in flight");
+        assert_eq!(of(addition(&NOW, &NOW, KernelSampled::of(&kernel(16)))), (4800, 0), "one more is at its site");
+        assert_eq!(of(at_end(&NOW, KernelSampled::of(&kernel(17)))), (5000, 100));
+        assert_eq!(of(at_end(&NOW, KernelSampled::of(&kernel(16)))), (5000, 200));
+        assert_eq!(of(at_end(&NOW, KernelSampled::of(&kernel(15)))), (5000, 0), "what is broken stays visible");
+        assert_eq!(of(addition(&NOW, &NOW, KernelSampled::of(&kernel(19)))), (5100, 0), "it has ended unread");
     }
 
     #[test]
@@ -227,14 +227,14 @@ mod tests {
         // because its size does not fit into memory.
         let every = of_every_call(&Counts { calls: 22, ..all });
         assert_eq!((every.sampled, every.sampled_bytes, every.reported), (21, 1900, 17));
-        let added = at_end(&every, Seen::of(&kernel(17)));
+        let added = at_end(&every, KernelSampled::of(&kernel(17)));
         assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (1, 2, 200));
         let decided = Counts { bytes: 1800, ..all };
         assert_eq!(of_every_call(&decided), decided, "all are decided");
         // The last call is sampled, but its bytes are not counted yet.
         let without_bytes =
             Counts { calls: 21, sampled: 21, bytes: 1900, sampled_bytes: 1800, unsampled_failed: 0, ..NOW };
-        let added = at_end(&of_every_call(&without_bytes), Seen { calls: 17, bytes: 1700 });
+        let added = at_end(&of_every_call(&without_bytes), KernelSampled { calls: 17, bytes: 1700 });
         assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (0, 2, 200));
         let ended = Counts { reported: 18, failed: 3, ..without_bytes };
         assert_eq!(of_every_call(&ended), ended, "no call is open");
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_no_process_can_have_counted_is_noticed() {
-        let seen = Seen::of(&kernel(17));
+        let seen = KernelSampled::of(&kernel(17));
         let possible = |now: Counts| are_possible(&[NOW, now], 100, Some(seen));
         assert!(possible(NOW), "a nanosecond for each call");
         assert!(possible(Counts { bytes: 100 << 47, ..NOW }));
@@ -256,14 +256,20 @@ mod tests {
         ] {
             assert!(!possible(now), "{what}");
         }
-        assert!(are_possible(&[NOW, NOW], 100, Some(Seen::of(&kernel(16)))), "one thread is at its site");
-        assert!(!are_possible(&[NOW, NOW], 100, Some(Seen::of(&kernel(15)))), "sampled calls that never arrived");
+        assert!(are_possible(&[NOW, NOW], 100, Some(KernelSampled::of(&kernel(16)))), "one thread is at its site");
+        assert!(
+            !are_possible(&[NOW, NOW], 100, Some(KernelSampled::of(&kernel(15)))),
+            "sampled calls that never arrived"
+        );
     }
 
     #[test]
     fn without_what_the_target_says_there_is_what_the_kernel_saw() {
         let nothing = Counts::default();
-        for added in [addition(&nothing, &nothing, Seen::of(&kernel(17))), at_end(&nothing, Seen::of(&kernel(17)))] {
+        for added in [
+            addition(&nothing, &nothing, KernelSampled::of(&kernel(17))),
+            at_end(&nothing, KernelSampled::of(&kernel(17))),
+        ] {
             let mut sum = kernel(17);
             sum.add(&added);
             assert_eq!((sum.hits(), accounted(&sum), sum.sampled, sum.unsampled_bytes), (17, 17, 17, 1700));
@@ -297,7 +303,7 @@ mod tests {
     #[test]
     fn what_the_end_cut_off_is_abandoned_and_more_breaks_the_identity() {
         let accounted = |seen: u64| {
-            let mut sum = at_end(&NOW, Seen::of(&kernel(seen)));
+            let mut sum = at_end(&NOW, KernelSampled::of(&kernel(seen)));
             sum.add(&kernel(seen));
             (sum.hits(), accounted(&sum), sum.lost_abandoned)
         };

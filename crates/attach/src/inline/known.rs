@@ -19,14 +19,14 @@ const MOST_BYTES: usize = 16 << 20;
 const MOST_PIECE_BYTES: usize = 4 << 20;
 
 /// What inline hooks need to know about an allocator's file.
-pub(super) struct Known {
+pub(super) struct KnownFile {
     /// What to hook in it.
     pub(super) found: InlineFile,
     /// The jumps that lead into the functions, at their addresses in the file.
     pub(super) jumps: Jumps,
 }
 
-impl Known {
+impl KnownFile {
     /// Reads the file that was found at `path`.
     pub(super) fn read((path, file): (&str, &dyn Image), table: &Table) -> Result<Self, Refused> {
         if cfg!(not(target_arch = "x86_64")) {
@@ -65,17 +65,17 @@ fn needed(code: Code, found: &InlineFile) -> Vec<Code> {
 
 /// Allocators' files, in the order in which they were read.
 #[derive(Default)]
-pub(super) struct KnownFiles(VecDeque<(Content, Arc<Known>)>);
+pub(super) struct KnownFiles(VecDeque<(Content, Arc<KnownFile>)>);
 
 impl KnownFiles {
     /// What to hook in a file. The table must always be the same.
-    pub(super) fn functions(&mut self, (path, file): (&str, &File), table: &Table) -> Result<Arc<Known>, Refused> {
+    pub(super) fn functions(&mut self, (path, file): (&str, &File), table: &Table) -> Result<Arc<KnownFile>, Refused> {
         let failed = |source| Refused::Read { what: "the allocator's file", source };
         let content = Content::of(file).map_err(failed)?;
         if let Some((_, known)) = self.0.iter().find(|(known, _)| *known == content) {
             return Ok(Arc::clone(known));
         }
-        let found = Arc::new(Known::read((path, file), table)?);
+        let found = Arc::new(KnownFile::read((path, file), table)?);
         // The file may have been written to while it was read.
         if Content::of(file).is_ok_and(|now| now == content) {
             self.0.push_back((content, Arc::clone(&found)));

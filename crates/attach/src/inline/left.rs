@@ -9,7 +9,7 @@ use heapbpf_host::in_root::open_own;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, TEXT_BYTES};
 use heapbpf_inline::read;
-use heapbpf_remote::{Found, Target, blob_range, left_open};
+use heapbpf_remote::{FoundBlob, Target, blob_range, left_open};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Claim(#[expect(dead_code, reason = "they hold the locks")] Vec<File>)
 ///
 /// # Errors
 /// The blob is in use or not ours, as [`judge`] reports.
-pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
+pub fn claim(pid: u32, found: &FoundBlob) -> Result<Claim, Left> {
     // The heapbpf that uses it holds an exclusive lock. A heapbpf that has mapped it, but not locked it yet, finds it
     // locked from here on.
     let lock = |file: File| match file.try_lock_shared() {
@@ -55,9 +55,9 @@ pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
 
 /// Finds the unused blobs that earlier recordings of this build left in a process, each with its memfd. Until the memfd
 /// is closed, nothing else uses the blob.
-pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File, read::Found)> {
+pub(super) fn unused(target: &Target) -> impl Iterator<Item = (FoundBlob, File, read::CheckedBlob)> {
     let pid = target.pid().unsigned_abs();
-    target.found().into_iter().filter(Found::is_inert).filter_map(move |found| {
+    target.found().into_iter().filter(FoundBlob::is_inert).filter_map(move |found| {
         let text = open_mapped(pid, found.text.as_ref()?).ok().filter(|text| text.try_lock().is_ok())?;
         let code = check(pid, found.range.start, &text).ok()?;
         Some((found, text, code))
@@ -65,16 +65,16 @@ pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File, read
 }
 
 /// Judges a blob that was found in a process.
-pub fn judge(pid: u32, found: &Found) -> Left {
+pub fn judge(pid: u32, found: &FoundBlob) -> Left {
     claim(pid, found).map_or_else(|left| left, |_| Left::Abandoned)
 }
 
 /// Checks that it is a blob of this build with a valid control page.
-fn check(pid: u32, base: u64, file: &File) -> Result<read::Found, ForeignBlob> {
+fn check(pid: u32, base: u64, file: &File) -> Result<read::CheckedBlob, ForeignBlob> {
     let code = heapbpf_inline_blob::code().ok_or(ForeignBlob::OtherCode)?;
     let mut text = vec![0; TEXT_BYTES as usize];
     file.read_exact_at(&mut text, 0).map_err(|_| ForeignBlob::Truncated)?;
-    let found = read::Found::check(&text, &code)?;
+    let found = read::CheckedBlob::check(&text, &code)?;
     let mut control = vec![0; CONTROL_BYTES as usize];
     let memory = File::open(format!("/proc/{pid}/mem"));
     let is_read = memory.and_then(|memory| memory.read_exact_at(&mut control, base + CONTROL));

@@ -50,7 +50,7 @@ use heapbpf_kernel::generations::Generations;
 use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
 use heapbpf_kernel::totals;
 use heapbpf_probes::Table;
-use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Target};
+use heapbpf_remote::{Busy, Error as Remote, FoundBlob, Mapped, Pages, Plan, Target};
 use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -124,7 +124,7 @@ pub struct InlineHooks {
 
 /// What to hook in a process.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct HookRequest<'a> {
     /// The allocators to look for.
     pub table: &'a Table,
     /// Blocks that probes have sampled.
@@ -206,7 +206,7 @@ impl Preparation {
             return Ok(Outcome::Sites(known.found.functions.iter().map(|function| function.site).collect()));
         };
         // A process may have several allocators, each with its own hook code.
-        let is_ours = |found: &Found| order.bases.contains(&found.range.start);
+        let is_ours = |found: &FoundBlob| order.bases.contains(&found.range.start);
         let target = removal::without_what_was_left(pid, &is_ours)?;
         // It may run another program than when this was ordered.
         forbidden::check(pid)?;
@@ -335,7 +335,7 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &Arc<File>),
-        wanted: Wanted<'_>,
+        wanted: HookRequest<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> (Service, Option<Refused>) {
         let pid = process.tgid;
@@ -394,7 +394,7 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &Arc<File>),
-        wanted: Wanted<'_>,
+        wanted: HookRequest<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Option<Prepared>, Refused> {
         let pid = process.tgid;
@@ -445,7 +445,7 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         (path, file): (&str, &Arc<File>),
-        wanted: Wanted<'_>,
+        wanted: HookRequest<'_>,
     ) -> Order {
         let number = *self.numbers.entry((process, key)).or_insert(self.next_number);
         self.next_number = self.next_number.max(number + 1);

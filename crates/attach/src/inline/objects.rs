@@ -11,7 +11,7 @@ use std::time::Duration;
 use heapbpf_inline::abi::{Lead, TEXT_BYTES};
 use heapbpf_inline::read;
 use heapbpf_probes::ObjectTable;
-use heapbpf_remote::{Busy, Error, Found, Target, Word};
+use heapbpf_remote::{Busy, Error, FoundBlob, Target, Word};
 use sampler_ebpf::abi::Site;
 
 use super::{left, memory};
@@ -65,7 +65,7 @@ pub(super) fn lead(pid: u32, leads: &[Lead]) -> Result<(), Error> {
 ///
 /// # Errors
 /// The words still lead to the blob.
-pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
+pub fn lead_back(target: &Target, found: &FoundBlob) -> Result<(), Error> {
     let pid = target.pid().unsigned_abs();
     if found.text.is_none() {
         // Words are written only after the text is mapped.
@@ -84,11 +84,11 @@ pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
 }
 
 /// The words that lead to a blob, according to its header.
-fn leads_of(pid: u32, found: &Found) -> Option<Vec<Lead>> {
+fn leads_of(pid: u32, found: &FoundBlob) -> Option<Vec<Lead>> {
     let file = left::open_mapped(pid, found.text.as_ref()?).ok()?;
     let mut text = vec![0; TEXT_BYTES as usize];
     file.read_exact_at(&mut text, 0).ok()?;
-    let found = read::Found::check(&text, &heapbpf_inline_blob::code()?).ok()?;
+    let found = read::CheckedBlob::check(&text, &heapbpf_inline_blob::code()?).ok()?;
     Some(found.header.leads.to_vec())
 }
 

@@ -7,14 +7,14 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use heapbpf_elf::Elf;
 use heapbpf_host::in_root::open_own;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
-use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
+use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, WantedFunction, reaches};
 use heapbpf_probes::InlineSlot;
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
 use zerocopy::IntoBytes as _;
 
 use super::Refused;
-use super::known::Known;
+use super::known::KnownFile;
 use super::loaded::{self, Word};
 use super::objects::ObjectHook;
 
@@ -109,23 +109,23 @@ pub(super) struct Bindings<'a> {
 /// Makes the plan. It depends only on the process, the files and the settings, so that the next recording makes the
 /// same plan. The programs get a function's index in the file's list, and the index of the first site from the link.
 pub(super) fn inline_plan(
-    (known, objects): (&Known, &[ObjectHook]),
+    (known, objects): (&KnownFile, &[ObjectHook]),
     place: &Place,
     (base, settings): (u64, &Settings),
     bindings: &Bindings<'_>,
 ) -> Result<Plan, Refused> {
     let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
-    let Known { found, jumps } = known;
+    let KnownFile { found, jumps } = known;
     let jumps = &jumps.moved(place.bias);
     let at = |address: u64| address.wrapping_add(place.bias);
     let texts: Vec<Text<'_>> =
         found.code.iter().map(|code| Text { address: at(code.address), bytes: &code.bytes }).collect();
     let inner: Vec<[u64; 2]> = found.inner.iter().map(|[start, end]| [at(*start), at(*end)]).collect();
-    let mut wanted: Vec<Wanted<'_>> = found
+    let mut wanted: Vec<WantedFunction<'_>> = found
         .functions
         .iter()
         .enumerate()
-        .map(|(number, function)| Wanted {
+        .map(|(number, function)| WantedFunction {
             name: &function.name,
             address: at(function.address),
             length: function.length,
@@ -143,7 +143,7 @@ pub(super) fn inline_plan(
     let foreign: HashSet<u64> = foreign.into_iter().flat_map(|slot| [at(slot.slot), at(slot.stub)]).collect();
     // A function that forwards its calls to another file's allocator. They are counted there, if that allocator is
     // hooked.
-    let forwards = |function: &Wanted<'_>| {
+    let forwards = |function: &WantedFunction<'_>| {
         let range = [function.address, function.address.saturating_add(function.length)];
         reaches(&texts, range, &|address| foreign.contains(&address))
     };

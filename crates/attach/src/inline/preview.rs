@@ -15,7 +15,7 @@ use sampler_ebpf::geometric::DrawConstants;
 
 use super::control::ControlPage;
 use super::crashes::{self, Builds};
-use super::known::{Known, KnownNames};
+use super::known::{KnownFile, KnownNames};
 use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
@@ -48,7 +48,7 @@ pub struct Preview {
 pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
     forbidden::check(pid)?;
     crashes::check(Builds::of(pid, file.1).as_ref())?;
-    let known = Known::read((file.0, file.1), table)?;
+    let known = KnownFile::read((file.0, file.1), table)?;
     let file = file.1;
     let target = Target::look(pid)?;
     if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {
@@ -82,7 +82,7 @@ impl Trial {
     /// # Errors
     /// The process cannot be hooked inline. It continues as before.
     pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
-        let known = Known::read((file.0, file.1), table)?;
+        let known = KnownFile::read((file.0, file.1), table)?;
         let file = file.1;
         let target = Target::look(pid)?;
         let place = super::plan::place(&target, file)?;
@@ -139,7 +139,7 @@ pub(super) struct Planned {
 /// reused if it is the same.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
-    (known, objects): (&Known, &[ObjectHook]),
+    (known, objects): (&KnownFile, &[ObjectHook]),
     names: &KnownNames,
     file: &File,
     (sampled, uses_again): (&Sampled, bool),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
-use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
+use heapbpf_remote::{Error, FoundBlob, Refusal, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
@@ -145,7 +145,7 @@ pub fn leads_to_ours(pid: u32) -> bool {
 ///
 /// # Errors
 /// The process cannot be examined, or has hooks of another heapbpf.
-pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
+pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&FoundBlob) -> bool) -> Result<Target, Refused> {
     let target = Target::look(pid)?;
     let mut is_any = false;
     for found in target.found().into_iter().filter(|found| !found.is_inert() && !is_ours(found)) {
@@ -176,11 +176,11 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
 /// Removes our hooks at `bases`, although we use them, from one of the processes that have them, if that is possible
 /// now. Returns whether none of them is left.
 pub(super) fn take_out_at(pid: u32, bases: &[u64]) -> bool {
-    let tell = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
+    let log_why = |why: &dyn std::fmt::Display| log::debug!("process {pid}: its hooks are not removed yet: {why}");
     match look(pid) {
-        Ok(target) => take_out_found(&target, bases).inspect_err(|error| tell(error)).is_ok(),
+        Ok(target) => take_out_found(&target, bases).inspect_err(|error| log_why(error)).is_ok(),
         Err(why) => {
-            tell(&why);
+            log_why(&why);
             // It may have exited, or run another program.
             !leads_to_ours(pid)
         }

@@ -21,20 +21,20 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Number of pauses to time.
 const TIMED_PAUSES: u32 = 4096;
 
-/// What a process is told.
+/// What a process is allowed.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Told {
+struct Allowance {
     granted: u64,
     most_pauses: u64,
     pauses_end: u64,
 }
 
-/// A part of [`Control`]: what a process is told, and what it reports.
+/// A part of [`Control`]: what a process is allowed, and what it reports.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Words {
-    told: Told,
+    allowance: Allowance,
     passed: u64,
     given_up: u64,
     pauses: u64,
@@ -42,7 +42,7 @@ struct Words {
 
 const WORDS: u64 = CONTROL + offset_of!(Control, granted) as u64;
 const _: () = assert!(
-    PASSED_OFFSET == (offset_of!(Control, granted) + size_of::<Told>()) as u64
+    PASSED_OFFSET == (offset_of!(Control, granted) + size_of::<Allowance>()) as u64
         && WORDS + size_of::<Words>() as u64 == CONTROL + offset_of!(Control, drawn) as u64
 );
 
@@ -103,7 +103,7 @@ impl Waits {
             let mut words = [0; size_of::<Words>()];
             let Ok(()) = memory.read_exact_at(&mut words, base + WORDS) else { continue };
             let Ok(said) = Words::read_from_bytes(&words) else { continue };
-            if said.told.most_pauses == 0 {
+            if said.allowance.most_pauses == 0 {
                 continue;
             }
             let place: Place = (process.tgid, base);
@@ -123,7 +123,7 @@ impl Waits {
         for (place, granted) in self.credit.look(passed, &levels()) {
             let Some((memory, pauses)) = files.get(&place) else { continue };
             let pauses_end = pauses.saturating_add(most_pauses.saturating_mul(online_processors() as u64));
-            write(memory, (place, WORDS), Told { granted, most_pauses, pauses_end }.as_bytes());
+            write(memory, (place, WORDS), Allowance { granted, most_pauses, pauses_end }.as_bytes());
         }
     }
 

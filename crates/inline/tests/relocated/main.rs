@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heapbpf_elf::{Elf, ElfFile, Symbols};
 use heapbpf_inline::abi::{MAX_FUNCTIONS, NO_ARGUMENT, TEXT_BYTES};
-use heapbpf_inline::{Code, Entries, Inputs, Plan, Settings, Text, Wanted};
+use heapbpf_inline::{Code, Entries, Inputs, Plan, Settings, Text, WantedFunction};
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 use sampler_ebpf::abi::Site;
 
@@ -66,7 +66,7 @@ struct Original {
 
 /// Counts for the report.
 #[derive(Debug, Default)]
-struct Seen {
+struct ReportCounts {
     functions: u64,
     /// Functions that were run with more than the displaced instructions, and the number of such instructions.
     with_copies: [u64; 2],
@@ -201,9 +201,9 @@ fn plan(originals: &[Original]) -> Plan {
         Site { times_argument: NO_ARGUMENT, old_argument: NO_ARGUMENT, out_argument: NO_ARGUMENT, ..Site::default() };
     let wanted = |original: &Original| {
         let (address, length) = (original.address, original.bytes.len() as u64);
-        Wanted { name: "f", address, length, site, twin: None }
+        WantedFunction { name: "f", address, length, site, twin: None }
     };
-    let wanted: Vec<Wanted<'_>> = originals.iter().map(wanted).collect();
+    let wanted: Vec<WantedFunction<'_>> = originals.iter().map(wanted).collect();
     let texts: Vec<Text<'_>> =
         originals.iter().map(|original| Text { address: original.address, bytes: &original.bytes }).collect();
     let none = HashMap::new();
@@ -222,7 +222,7 @@ fn plan(originals: &[Original]) -> Plan {
 }
 
 /// Everything that must be equal at the end: registers, and where control went.
-fn told(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
+fn outcome(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
     let r = &state.registers;
     let general = [
         r.rax,
@@ -259,7 +259,7 @@ fn end(stop: Stop, rip: u64) -> &'static str {
 }
 
 /// Runs a function's displaced instructions in both places.
-fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mut Seen) {
+fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mut ReportCounts) {
     let Relocated { at, instructions, .. } = function;
     let reached = batch.reached(function.entry());
     let is_referred =
@@ -292,14 +292,14 @@ fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mu
         return;
     }
     *seen.ends.entry(end(stop, original.registers.rip)).or_default() += 1;
-    let (expected, found) = (told(&original, stop), told(&moved, moved_stop));
+    let (expected, found) = (outcome(&original, stop), outcome(&moved, moved_stop));
     let listing: Vec<String> = instructions.iter().map(ToString::to_string).collect();
     assert!(expected == found, "{entry:#x} {listing:?}:\n{expected:x?}\nin the blob ({rip:#x}):\n{found:x?}");
     assert!(memory == moved_memory, "{entry:#x} {listing:?}: other bytes in memory");
 }
 
 /// Relocates the functions, and runs each `times` times in both places.
-fn compare_batch(machine: &mut Machine, originals: &[Original], times: usize, seen: &mut Seen) {
+fn compare_batch(machine: &mut Machine, originals: &[Original], times: usize, seen: &mut ReportCounts) {
     let plan = plan(originals);
     machine.blob.bytes().copy_from_slice(plan.text());
     let batch = Batch::of(&plan, originals);
@@ -337,7 +337,7 @@ fn plain(address: u64) -> Original {
 #[test]
 fn made_up_prologues_do_the_same_elsewhere() {
     fastrand::seed(setting(SEED, 1));
-    let (mut machine, mut seen) = (Machine::new(), Seen::default());
+    let (mut machine, mut seen) = (Machine::new(), ReportCounts::default());
     let (code, data) = (TEXT..TEXT + (8 << 20), TEXT + (8 << 20)..TEXT + TEXT_SPAN as u64);
     machine.text.at(code.start, (code.end - code.start) as usize).fill(BREAKPOINT);
     let random = words((data.end - data.start) as usize);
@@ -396,7 +396,7 @@ mod long {
                 println!("{path} is not there");
                 continue;
             };
-            let (mut machine, mut seen) = (Machine::new(), Seen::default());
+            let (mut machine, mut seen) = (Machine::new(), ReportCounts::default());
             let data = words(TEXT_SPAN);
             machine.text.bytes().copy_from_slice(&data);
             for range in &code {

@@ -12,7 +12,7 @@ const HEAD: usize = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// Make a link and hold it as well. The program and the file come with the message.
-    Link(Wanted<'a>),
+    Link(LinkRequest<'a>),
     /// Release a link. The answer comes when it is closed.
     LetGo {
         /// Number of the link.
@@ -24,7 +24,7 @@ pub enum Request<'a> {
 
 /// A link to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct LinkRequest<'a> {
     /// Number with which it is released.
     pub number: u64,
     /// Kind of the link.
@@ -110,7 +110,7 @@ impl<'a> Request<'a> {
             How::Perf { pmu: first, on_return: second != 0 }
         };
         let pid = Some(u32::try_from(pid).ok()?).filter(|pid| *pid != 0);
-        Some(Self::Link(Wanted { number, how, pid, offsets, cookies, semaphores }))
+        Some(Self::Link(LinkRequest { number, how, pid, offsets, cookies, semaphores }))
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
         let multi = How::Multi { attach_type: 57, flags: 1 };
         let perf = How::Perf { pmu: 9, on_return: true };
         let link = |how, pid, offsets, cookies, semaphores| {
-            Request::Link(Wanted { number: 7, how, pid, offsets, cookies, semaphores })
+            Request::Link(LinkRequest { number: 7, how, pid, offsets, cookies, semaphores })
         };
         for request in [
             link(multi, Some(12), &[16, 32, u64::MAX], &[1, 2, 3], &[]),

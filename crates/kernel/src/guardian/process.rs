@@ -11,7 +11,7 @@ use heapbpf_host::messages::{Descriptors, receive, send};
 use heapbpf_host::privileges::restrict_guardian;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::messages::{How, MOST_WORDS, Request, Wanted};
+use super::messages::{How, LinkRequest, MOST_WORDS, Request};
 use crate::sys;
 
 /// Argument that makes heapbpf run as the guardian. The daemon's PID follows, then [`AS_ADMIN`] or nothing.
@@ -122,12 +122,12 @@ impl Drop for Held {
 }
 
 impl Held {
-    fn link(&mut self, wanted: &Wanted<'_>, sent: &Descriptors) -> io::Result<[Option<BorrowedFd<'_>>; 2]> {
+    fn link(&mut self, wanted: &LinkRequest<'_>, sent: &Descriptors) -> io::Result<[Option<BorrowedFd<'_>>; 2]> {
         let [Some(program), Some(file), ..] = sent else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
         self.path.clear();
         let _ = write!(self.path, "/proc/self/fd/{}\0", file.as_raw_fd());
         let path = std::ffi::CStr::from_bytes_until_nul(self.path.as_bytes()).map_err(io::Error::other)?;
-        let Wanted { offsets, cookies, semaphores, pid, .. } = *wanted;
+        let LinkRequest { offsets, cookies, semaphores, pid, .. } = *wanted;
         let (link, event) = match wanted.how {
             How::Multi { attach_type, flags } => {
                 let target = sys::UprobeTarget { path, offsets, cookies, semaphores, pid };

@@ -108,15 +108,15 @@ fn apart(was: Interval, is: Interval) -> Interval {
 }
 
 /// Samples of one figure, and bounds on how many may have been lost.
-type Seen<'a> = (&'a [Part<'a>], &'a LossBounds);
+type BoundedSamples<'a> = (&'a [Part<'a>], &'a LossBounds);
 
 /// Allows for losses in the way that makes growth least likely: adds all samples that may have been lost before, and
 /// removes all samples that may be stale after.
 fn p_value(
     before: &Side,
-    (was, lost_before): Seen<'_>,
+    (was, lost_before): BoundedSamples<'_>,
     after: &Side,
-    (is, lost_after): Seen<'_>,
+    (is, lost_after): BoundedSamples<'_>,
 ) -> Result<f64, &'static str> {
     let value = before.value;
     let criterion = before.profile.header.criterion;
@@ -152,7 +152,7 @@ fn p_value(
         }));
         Estimate { estimate, low: Some(ends.low), high: Some(ends.high), ..Estimate::default() }
     };
-    let rate = |side: &Side, (parts, lost): Seen<'_>, confidence: f64| {
+    let rate = |side: &Side, (parts, lost): BoundedSamples<'_>, confidence: f64| {
         let found = lost.widen(parts, kind, confidence, |parts| trials(parts, confidence));
         let per = |end: Option<f64>| end.unwrap_or(found.estimate) / side.exposure;
         (found.estimate / side.exposure, Interval { low: per(found.low), high: per(found.high) })

@@ -364,14 +364,14 @@ mod tests {
         assert_eq!(ABSENT.len(), optional.iter().filter(|(_, _, built)| !built).count());
         for (name, extensions, built) in optional {
             let message = format!("heapbpf-profile was built without its feature {name}");
-            let told = |found: Result<&Format, FormatError>| match found {
+            let describe = |found: Result<&Format, FormatError>| match found {
                 Ok(format) => format!("{} {:?}", format.name(), format.extensions()),
                 Err(error) => error.to_string(),
             };
             let expected = if built { format!("{name} {extensions:?}") } else { message };
-            assert_eq!(told(by_name(name)), expected);
+            assert_eq!(describe(by_name(name)), expected);
             for extension in extensions {
-                assert_eq!(told(by_extension(Path::new(&format!("x{extension}")))), expected);
+                assert_eq!(describe(by_extension(Path::new(&format!("x{extension}")))), expected);
             }
         }
     }

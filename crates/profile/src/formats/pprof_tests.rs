@@ -171,11 +171,11 @@ fn a_process_whose_frees_were_given_up_is_labelled_and_read_back() {
 #[test]
 fn how_each_process_is_hooked_is_a_comment_and_read_back() {
     let mut profile = testing::small();
-    let told = |profile: &Profile| comments(profile).join("\n");
+    let text_of = |profile: &Profile| comments(profile).join("\n");
     assert!(
-        told(&profile).contains("process server (4242): coverage 100 %, hook inline, counted"),
+        text_of(&profile).contains("process server (4242): coverage 100 %, hook inline, counted"),
         "{}",
-        told(&profile)
+        text_of(&profile)
     );
     let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
     for (back, process) in back.processes.iter().zip(&profile.processes) {
@@ -183,7 +183,7 @@ fn how_each_process_is_hooked_is_a_comment_and_read_back() {
         assert!(process.hook.is_some());
     }
     profile.processes.extend(vec![profile.processes[0].clone(); 3]);
-    assert!(told(&profile).contains("all processes: 5; 4 hooked inline"), "{}", told(&profile));
+    assert!(text_of(&profile).contains("all processes: 5; 4 hooked inline"), "{}", text_of(&profile));
     // The same words in the process's own data do not count.
     profile.processes.truncate(1);
     profile.processes[0].hook = None;
@@ -205,8 +205,9 @@ fn that_the_hooks_of_another_recording_hid_a_process_is_read_back() {
 #[test]
 fn since_when_frees_are_followed_is_a_comment_and_read_back() {
     let profile = testing::followed_again();
-    let told = comments(&profile).into_iter().find(|comment| comment.starts_with("process server")).expect("a comment");
-    assert!(told.contains(", in use: of blocks since 2023-11-14T22:13:32.623456789Z, allocators"), "{told}");
+    let comment =
+        comments(&profile).into_iter().find(|comment| comment.starts_with("process server")).expect("a comment");
+    assert!(comment.contains(", in use: of blocks since 2023-11-14T22:13:32.623456789Z, allocators"), "{comment}");
     let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
     assert_eq!(back.processes[0].inuse_since, profile.processes[0].inuse_since);
     assert_eq!(back.processes[1].inuse_since, None);

@@ -109,8 +109,8 @@ mod tests {
         let passwd = "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n";
         for text in [passwd, "\x1b[1mbold\x1b[0m\r\n", "naïve", &long] {
             assert!(is_text(text.as_bytes()), "{text:.40}");
-            let told = super::super::parse(text.as_bytes()).map(|_| ()).expect_err("no profile").to_string();
-            assert!(told.starts_with("it is text, no profile; heapbpf reads"), "{told}");
+            let message = super::super::parse(text.as_bytes()).map(|_| ()).expect_err("no profile").to_string();
+            assert!(message.starts_with("it is text, no profile; heapbpf reads"), "{message}");
         }
         for other in [&b""[..], b"a\0b", b"\x0a\x04\x08\x01\x10\x02", b"\xff\xfe", b"na\xc3"] {
             assert!(!is_text(other), "{other:?}");

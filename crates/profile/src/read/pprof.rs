@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
                 _ => "a profile from another profiler: its estimates are used as they are".into(),
             });
         }
-        self.tell_unknown(&mut comments, &unknown_labels);
+        self.note_unknown(&mut comments, &unknown_labels);
         for process in &mut processes {
             comments.describe(process);
         }
@@ -271,7 +271,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds a note about the parts of our own profile that a newer version may have added.
-    fn tell_unknown(&self, comments: &mut Comments, labels: &BTreeSet<i64>) {
+    fn note_unknown(&self, comments: &mut Comments, labels: &BTreeSet<i64>) {
         if self.writer != Writer::Heapbpf {
             return;
         }

@@ -7,7 +7,7 @@ use super::chain::Call;
 use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
-use super::suspects::{Found, Suspect, Why, ages, find, rate};
+use super::suspects::{Suspect, SuspectFindings, Why, ages, find, rate};
 use super::{Context, ReportOptions, plural};
 use crate::model::Profile;
 use crate::report::text::{Style, clip, wrap};
@@ -64,9 +64,9 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
     }
-    let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
-    if told > 0 {
-        missed.push(format!("see {} below", plural(told, "remark")));
+    let remarks = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
+    if remarks > 0 {
+        missed.push(format!("see {} below", plural(remarks, "remark")));
     }
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));
@@ -128,7 +128,7 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
 }
 
 /// What grows most, and why it is suspected.
-fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
+fn growth(context: &Context, groups: &[Group], found: &SuspectFindings) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
         let Growing { program, name, how_much, why, .. } = growing_of(context, groups, first);
         // Of several programs, the first question is which one grows.

@@ -46,7 +46,7 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         free -= notes.len();
         lines.extend(notes);
     }
-    lines.extend(section(told(context, free.max(REMARKS) - 1)));
+    lines.extend(section(fitting_remarks(context, free.max(REMARKS) - 1)));
     lines
 }
 
@@ -139,25 +139,25 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
 }
 
 /// As many remarks as fit into `free` lines, and the number of remaining ones.
-fn told(context: &Context, free: usize) -> Vec<String> {
+fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
     let all = remarks::with_refusals(context);
     let mark = context.paint(Style::Warning, "!");
     let mut lines = Vec::new();
-    let mut told = 0;
+    let mut shown = 0;
     for remark in &all {
         let wrapped = wrap(remark, context.width - 4);
-        let more = usize::from(told + 1 < all.len());
+        let more = usize::from(shown + 1 < all.len());
         let fits = lines.len() + wrapped.len() + more <= free;
-        if told > 0 && !fits {
+        if shown > 0 && !fits {
             break;
         }
         // The first remark is always shown, shortened if necessary.
         let wrapped = if fits { wrapped } else { vec![clip(remark, context.width - 4)] };
         let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
         lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));
-        told += 1;
+        shown += 1;
     }
-    if let Some(more @ 1..) = all.len().checked_sub(told) {
+    if let Some(more @ 1..) = all.len().checked_sub(shown) {
         let file = answer::readable_file(context);
         let how = format!("  … and {} (heapbpf report --details {file})", plural(more as u64, "more remark"));
         lines.push(context.paint(Style::Dim, &clip(&how, context.width)));

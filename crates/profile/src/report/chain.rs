@@ -85,12 +85,12 @@ impl FrameView {
             return Shown { frames: (allocator_frames(stack)..stack.frames.len()).collect(), via: None };
         }
         let Shown { frames, via } = Shown::of(origins);
-        let is_telling = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
+        let is_informative = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
             (Some(function), _) => !is_allocator_function(function),
             // Only the module of this frame is known, which is informative only if it differs from the title's.
             (None, first) => first.is_some_and(|first| stack.frames[*first].module != stack.frames[*at].module),
         };
-        let via = via.filter(is_telling);
+        let via = via.filter(is_informative);
         Shown { frames, via }
     }
 

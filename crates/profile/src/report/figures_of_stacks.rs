@@ -3,7 +3,7 @@
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
-use super::stacks::{Told, groups_told};
+use super::stacks::{StackKeyKind, groups_by};
 use super::{Context, ReportOptions};
 use crate::estimates::Pool;
 use crate::group::Groups;
@@ -40,7 +40,7 @@ pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<Stac
         lifetimes: survival::pooled(&group.lifetimes),
         design_effect: design_effect(&group.alloc),
     };
-    groups_told(&context, Told::Functions, context.options.frames).iter().map(figures).collect()
+    groups_by(&context, StackKeyKind::Functions, context.options.frames).iter().map(figures).collect()
 }
 
 /// Σw² is the variance Σ w (w − 1) plus Σw.

@@ -130,8 +130,8 @@ mod tests {
         assert_eq!(lines(&profile.only_process(0)), [""; 0]);
         for brief in [false, true] {
             let text = report(&profile.only_process(1), &ReportOptions { brief, ..ReportOptions::default() });
-            let told = "! 1 process was not counted from inside: it runs with shadow stacks (worker \"x\" (4300))";
-            assert!(text.contains(told), "{text}");
+            let remark = "! 1 process was not counted from inside: it runs with shadow stacks (worker \"x\" (4300))";
+            assert!(text.contains(remark), "{text}");
         }
         let mut unknown = testing::small();
         unknown.processes.iter_mut().for_each(|process| process.hook = None);

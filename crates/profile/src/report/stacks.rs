@@ -120,7 +120,7 @@ type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 
 /// What distinguishes stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum StackKeyKind {
     /// Their calls, including source lines.
     Calls,
     /// Their calls with recursion folded. Source lines of functions that recurse anywhere in the profile do not count,
@@ -132,27 +132,27 @@ pub(super) enum Told {
 
 /// Groups of rows according to the options, largest first.
 pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
-    groups_told(context, how(context), context.options.frames)
+    groups_by(context, how(context), context.options.frames)
 }
 
 /// Groups of rows by all their frames, including hidden ones, so that one leaking stack is not averaged away among
 /// others.
 pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
-    groups_told(context, how(context), FrameView { all_frames: true, ..context.options.frames })
+    groups_by(context, how(context), FrameView { all_frames: true, ..context.options.frames })
 }
 
-fn how(context: &Context) -> Told {
-    if context.options.fold_recursion { Told::FoldedCalls } else { Told::Calls }
+fn how(context: &Context) -> StackKeyKind {
+    if context.options.fold_recursion { StackKeyKind::FoldedCalls } else { StackKeyKind::Calls }
 }
 
 /// The key of each stack of the profile. Stacks with equal keys are merged.
-fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u32>]) -> Vec<Box<[u32]>> {
+fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown: &[Vec<u32>]) -> Vec<Box<[u32]>> {
     let view = context.options.frames;
     let calls: Vec<Call> = interned.frames.iter().map(|frame| view.call(context.profile, frame)).collect();
     let frames = |stack: u32| shown[stack as usize].iter().map(|&frame| frame as usize);
     let stacks = 0..interned.stacks.len() as u32;
     let mut recursive: HashSet<&str> = HashSet::new();
-    if told == Told::FoldedCalls {
+    if kind == StackKeyKind::FoldedCalls {
         let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| &*calls[at].name)));
         recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(name, _)| name));
     }
@@ -160,10 +160,10 @@ fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u
     let id_of_frame: Vec<u32> = calls
         .iter()
         .map(|call| {
-            let has_place = match told {
-                Told::Calls => true,
-                Told::FoldedCalls => !recursive.contains(call.name.as_str()),
-                Told::Functions => false,
+            let has_place = match kind {
+                StackKeyKind::Calls => true,
+                StackKeyKind::FoldedCalls => !recursive.contains(call.name.as_str()),
+                StackKeyKind::Functions => false,
             };
             let next = ids.len() as u32;
             *ids.entry((&call.name, if has_place { &call.place } else { "" })).or_insert(next)
@@ -171,8 +171,8 @@ fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u
         .collect();
     let key = |stack| {
         let ids = frames(stack).map(|at| id_of_frame[at]);
-        match told {
-            Told::Calls => ids.collect(),
+        match kind {
+            StackKeyKind::Calls => ids.collect(),
             _ => chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect(),
         }
     };
@@ -206,8 +206,8 @@ fn numbers(interned: &Interned, places: &[Shown]) -> Vec<Vec<u32>> {
     (0..).zip(places).map(of_stack).collect()
 }
 
-/// Groups of rows, with stacks distinguished by `told`, largest first.
-pub(super) fn groups_told<'a>(context: &'a Context, told: Told, view: FrameView) -> Vec<Group<'a>> {
+/// Groups of rows, with stacks distinguished by `kind`, largest first.
+pub(super) fn groups_by<'a>(context: &'a Context, kind: StackKeyKind, view: FrameView) -> Vec<Group<'a>> {
     let profile = context.profile;
     let groups_of = Groups::new(profile, context.group_by);
     let interned = Interned::new(profile);
@@ -217,7 +217,7 @@ pub(super) fn groups_told<'a>(context: &'a Context, told: Told, view: FrameView)
     } else {
         shown_frames(context, &interned, view)
     };
-    let key_of_stack = stack_keys(context, &interned, told, &judged);
+    let key_of_stack = stack_keys(context, &interned, kind, &judged);
     let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {

@@ -94,7 +94,7 @@ pub(super) struct Full<'a> {
 }
 
 /// The findings.
-pub(super) struct Found<'a> {
+pub(super) struct SuspectFindings<'a> {
     /// Suspects, the fastest-growing first.
     pub(super) suspects: Vec<Suspect<'a>>,
     /// Number of stacks that could be judged.
@@ -144,7 +144,7 @@ fn title(context: &Context, group: &Group) -> String {
 }
 
 /// Judges stacks.
-pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> {
+pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> SuspectFindings<'a> {
     let confidence = context.options.confidence;
     let of = |group: &'a Group<'a>| {
         let has_changed = group.rows.iter().any(|row| row.growth.is_some());
@@ -179,7 +179,7 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> 
     let suspects = by_function(context, &suspected);
     let mut full: Vec<Full> = all.iter().filter_map(|it| full(context, it)).collect();
     full.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
-    Found { suspects, judged, full }
+    SuspectFindings { suspects, judged, full }
 }
 
 /// Combines stacks with the same title.
@@ -280,7 +280,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-fn listed(context: &Context, found: &Found, wanted: usize) -> Vec<String> {
+fn listed(context: &Context, found: &SuspectFindings, wanted: usize) -> Vec<String> {
     let title = "Leak suspects";
     let about = format!(
         " · {} · {} judged · at most {} are chance",

@@ -477,17 +477,17 @@ fn remarks_are_in_the_order_of_what_they_touch() {
     ]
     .map(str::to_owned)
     .into();
-    let told = remarks(&profile, &ReportOptions::default());
+    let listed = remarks(&profile, &ReportOptions::default());
     let begins = ["Java's", "100,000", "7 samples", "worker", "3 samples", "2 of 60", "Go's", "after"];
-    assert_eq!(told.len(), begins.len(), "{told:?}");
-    for (remark, begin) in told.iter().zip(begins) {
-        assert!(remark.starts_with(begin), "{begin}: {told:?}");
+    assert_eq!(listed.len(), begins.len(), "{listed:?}");
+    for (remark, begin) in listed.iter().zip(begins) {
+        assert!(remark.starts_with(begin), "{begin}: {listed:?}");
     }
     let brief = report(&profile, &ReportOptions { brief: true, ..ReportOptions::default() });
     assert!(brief.contains("  ! Java's own heap"), "{brief}");
     profile.notes = (0..9).map(|number| format!("note {number}")).collect();
-    let told = remarks(&profile, &ReportOptions::default());
-    assert_eq!(told.last().map(String::as_str), Some("and 4 more remarks"), "{told:?}");
+    let listed = remarks(&profile, &ReportOptions::default());
+    assert_eq!(listed.last().map(String::as_str), Some("and 4 more remarks"), "{listed:?}");
 }
 
 /// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be
@@ -691,9 +691,9 @@ fn rows_whose_samples_lack_callers_are_named() {
     let text = report(&profile, &by_function);
     let note = "samples whose stacks lack callers: 70 % of handle, 69 % of main, 70.2 % of grow, …";
     assert!(text.contains(note), "{text}");
-    let told = remarks(&profile, &by_function);
+    let listed = remarks(&profile, &by_function);
     let by_program = "; by program: server (4242) 81.6 %, worker \"x\" (4300) 18.2 %";
-    assert!(told.iter().any(|remark| remark.ends_with(by_program)), "{told:?}");
+    assert!(listed.iter().any(|remark| remark.ends_with(by_program)), "{listed:?}");
 }
 
 /// A report about one process starts with the answer: how much, how certain, where, growing or not, what was missed,

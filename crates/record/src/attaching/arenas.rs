@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_host::Host;
-use heapbpf_host::arenas::{ArenaReader, Wanted};
+use heapbpf_host::arenas::{ArenaReader, ArenaRequest};
 use heapbpf_host::privileges::restrict_worker;
 use heapbpf_host::process::ProcessInfo;
 use heapbpf_profile::model::glibc_version;
@@ -57,7 +57,7 @@ impl AtAttach {
 }
 
 /// What glibc had in use, by process. The reading thread fills it in.
-pub(super) type Found = Arc<Mutex<HashMap<u32, InUse>>>;
+pub(super) type InUseByProcess = Arc<Mutex<HashMap<u32, InUse>>>;
 
 impl Attaching {
     /// Starts reading the arenas of running processes, the largest process first.
@@ -69,9 +69,9 @@ impl Attaching {
             let names: Vec<&str> =
                 allocators.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
             let version = glibc_version(names)?;
-            Some((size, Wanted { pid, start_ns: process.start_ns, version, longest: LONGEST }))
+            Some((size, ArenaRequest { pid, start_ns: process.start_ns, version, longest: LONGEST }))
         };
-        let mut wanted: Vec<(u64, Wanted)> = running.iter().filter_map(wanted).collect();
+        let mut wanted: Vec<(u64, ArenaRequest)> = running.iter().filter_map(wanted).collect();
         if wanted.is_empty() {
             return;
         }
@@ -82,7 +82,7 @@ impl Attaching {
             let (mut reader, deadline) = (ArenaReader::default(), Instant::now() + LONGEST);
             for (_, it) in wanted {
                 let longest = deadline.saturating_duration_since(Instant::now());
-                let Ok((Some(heap), _)) = reader.read(Wanted { longest, ..it }) else { continue };
+                let Ok((Some(heap), _)) = reader.read(ArenaRequest { longest, ..it }) else { continue };
                 let bytes = heap.inuse_bytes.saturating_add(heap.unread_bytes());
                 let inuse = InUse { blocks: heap.inuse_blocks, bytes };
                 found.lock().unwrap_or_else(PoisonError::into_inner).insert(it.pid, inuse);

@@ -27,7 +27,7 @@ const SORTED_NOTE: &str = ". Beside inline hooks, the stack of each sample tells
 const OBJECTS: &str = "Python objects";
 
 /// A gap shorter than this between the start of a process and its inline hooks is not reported, ns.
-const TOLD_FROM_NS: u64 = 20_000_000;
+const REPORTED_FROM_NS: u64 = 20_000_000;
 
 /// What is hooked in a process, and what is not.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,7 +66,7 @@ impl Attaching {
                 audit.missing.push(Missing::free_lists());
                 let joined_ns = self.targets.coverages.get(&generation.id.pid).map_or(0, |it| it.since_ns);
                 let late_ns = since_ns.saturating_sub(joined_ns.max(generation.since_ns));
-                audit.missing.extend((late_ns >= TOLD_FROM_NS).then(|| Missing::early_objects(late_ns)));
+                audit.missing.extend((late_ns >= REPORTED_FROM_NS).then(|| Missing::early_objects(late_ns)));
             }
             Some(Err(why)) => {
                 runtimes.remove(&Runtime::Python);
@@ -116,7 +116,7 @@ impl Attaching {
         self.refused
             .iter()
             .map(|reason| format!("not counted: {reason}"))
-            .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
+            .chain(self.tripped.as_ref().map(|tripped| tripped.remark.clone()))
             .chain(self.members.let_go_remark())
             .chain(unseen)
             .chain(self.missed_remarks(seen))

@@ -16,7 +16,7 @@ use super::probes::Attaching;
 #[derive(Debug)]
 pub(super) struct Tripped {
     /// The remark about it.
-    pub(super) told: String,
+    pub(super) remark: String,
     /// The process that died last.
     last: ProcessKey,
 }
@@ -67,11 +67,11 @@ impl Attaching {
         // No process needs to wait for hooks any more.
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
-        let told = format!(
+        let remark = format!(
             "{died}: inline hooks were removed from all processes; {others} no longer counted, and no process gets inline hooks from now on"
         );
-        log::warn!("{told}; please report this");
-        self.tripped = Some(Tripped { told, last: process });
+        log::warn!("{remark}; please report this");
+        self.tripped = Some(Tripped { remark, last: process });
     }
 
     fn place_of(&self, blamed: &Blamed) -> String {

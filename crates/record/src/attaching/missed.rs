@@ -106,8 +106,8 @@ impl Missed {
     /// counted the child from its fork on.
     pub fn remarks(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Vec<String> {
         let is_missed = |pid: &u32, missed: &MissedProcess| {
-            let is_told = self.judged.contains(pid) || missed.forked.is_some_and(&had_hooks);
-            !seen.contains(pid) && (self.certain.contains(pid) || !is_told)
+            let is_reported = self.judged.contains(pid) || missed.forked.is_some_and(&had_hooks);
+            !seen.contains(pid) && (self.certain.contains(pid) || !is_reported)
         };
         let missed = self.processes.iter().filter(|(pid, missed)| is_missed(pid, missed));
         let missed: Vec<&str> = missed.map(|(_, missed)| &*missed.name).collect();
@@ -184,8 +184,8 @@ mod tests {
         missed.note_program("env".into());
         missed.note(2, "env".into());
         missed.knows_programs_of(2);
-        let told = missed.remarks(&HashSet::from([1]), |_| false);
+        let remarks = missed.remarks(&HashSet::from([1]), |_| false);
         let all = "4 programs (env, sh) ended or executed another one before they could be counted: what they allocated is missing";
-        assert_eq!(told, [all]);
+        assert_eq!(remarks, [all]);
     }
 }

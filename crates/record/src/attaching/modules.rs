@@ -7,7 +7,7 @@ use std::time::Instant;
 use heapbpf_attach::files::{ExaminedFile, FileKey};
 use heapbpf_attach::hooks::{HookError, Hooked};
 use heapbpf_attach::inline::preview::preview;
-use heapbpf_attach::inline::{Refused, Service, Wanted};
+use heapbpf_attach::inline::{HookRequest, Refused, Service};
 use heapbpf_attach::rules;
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
@@ -170,7 +170,7 @@ impl Attaching {
     }
 
     /// Warns about processes that should be hooked inline and are not, once per reason.
-    pub(crate) fn tell_refusals(&mut self) {
+    pub(crate) fn log_refusals(&mut self) {
         self.refusals.take().iter().for_each(|line| log::warn!("{line}"));
     }
 
@@ -216,7 +216,7 @@ impl Attaching {
             let (service, refused) = match totals::program_of(programs, pid) {
                 Ok(Some(process)) => {
                     let sampled = sampled.unwrap_or_default();
-                    let wanted = Wanted { table: &table, sampled, objects: &objects, is_at_once, is_held };
+                    let wanted = HookRequest { table: &table, sampled, objects: &objects, is_at_once, is_held };
                     inline.attempt((process, key), (&path, &file), wanted, &mut add_sites)
                 }
                 Ok(None) => (Service::Probes, Some(Refused::Ended)),

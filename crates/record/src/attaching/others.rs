@@ -52,11 +52,11 @@ impl OthersHooks {
     /// Reports targets that were not seen for a while and have no line in the profile to report it on. `seen`:
     /// processes that have one.
     pub(super) fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
-        let untold: Vec<_> = self.names.iter().filter(|(pid, _)| !seen.contains(pid)).collect();
-        let named = untold.iter().take(MOST_NAMED).map(|(pid, comm)| format!("{pid} ({comm})"));
+        let unlisted: Vec<_> = self.names.iter().filter(|(pid, _)| !seen.contains(pid)).collect();
+        let named = unlisted.iter().take(MOST_NAMED).map(|(pid, comm)| format!("{pid} ({comm})"));
         let named = named.collect::<Vec<_>>().join(", ");
-        let more = if untold.len() > MOST_NAMED { ", …" } else { "" };
-        match untold.len() {
+        let more = if unlisted.len() > MOST_NAMED { ", …" } else { "" };
+        match unlisted.len() {
             0 => None,
             1 => Some(format!("process {named}: what it allocated while another recording counted it is missing")),
             n => Some(format!(

@@ -11,18 +11,18 @@ const MOST_NAMED: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     /// By reason; `None` once it has been reported.
-    untold: BTreeMap<String, Option<BTreeSet<u32>>>,
+    unreported: BTreeMap<String, Option<BTreeSet<u32>>>,
 }
 
 impl Refusals {
     /// Notes why a process is not hooked inline.
     pub(super) fn note(&mut self, pid: u32, why: &str) {
-        if let Some(untold) = self.untold.get_mut(why) {
-            untold.iter_mut().for_each(|pids| {
+        if let Some(unreported) = self.unreported.get_mut(why) {
+            unreported.iter_mut().for_each(|pids| {
                 pids.insert(pid);
             });
-        } else if self.untold.len() < MOST_REASONS {
-            self.untold.insert(why.to_owned(), Some(BTreeSet::from([pid])));
+        } else if self.unreported.len() < MOST_REASONS {
+            self.unreported.insert(why.to_owned(), Some(BTreeSet::from([pid])));
         }
     }
 
@@ -38,7 +38,7 @@ impl Refusals {
             };
             Some(format!("{who} probes: {why}"))
         };
-        self.untold.iter_mut().filter_map(line).collect()
+        self.unreported.iter_mut().filter_map(line).collect()
     }
 }
 

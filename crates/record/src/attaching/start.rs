@@ -120,7 +120,7 @@ impl Attaching {
         self.check_custom()?;
         self.is_starting = false;
         self.read_arenas(host, &running);
-        self.tell_refusals();
+        self.log_refusals();
         Ok(self.hooks.follow_mappings()?)
     }
 

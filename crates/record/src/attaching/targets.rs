@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use heapbpf_profile::model::Resident;
 
-use super::arenas::{AtAttach, Found, InUse, ResidentAt};
+use super::arenas::{AtAttach, InUse, InUseByProcess, ResidentAt};
 
 /// The time for which a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to
 /// within the time between two checks of the process's mappings, and is overestimated rather than underestimated.
@@ -34,14 +34,14 @@ impl Unseen {
 
 /// How much was seen of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
+pub struct ObservedShare {
     /// Share of its time in the recording during which its allocators were hooked and its calls were seen.
     pub share: f64,
     /// Whether another heapbpf had hooked it inline for a while.
     pub was_hidden: bool,
 }
 
-impl Seen {
+impl ObservedShare {
     /// Nothing was missed.
     pub const WHOLE: Self = Self { share: 1.0, was_hidden: false };
 }
@@ -139,8 +139,8 @@ impl Coverage {
         self.late.filter(|late| late.since_ns == self.since_ns)
     }
 
-    fn seen(&self, now_ns: u64, detached_ns: Option<u64>) -> Seen {
-        Seen { share: self.share(now_ns, detached_ns), was_hidden: self.unseen.was() }
+    fn seen(&self, now_ns: u64, detached_ns: Option<u64>) -> ObservedShare {
+        ObservedShare { share: self.share(now_ns, detached_ns), was_hidden: self.unseen.was() }
     }
 }
 
@@ -164,7 +164,7 @@ pub struct TargetSet {
     /// Whether no link serves every process, so that each program has to be hooked.
     hooks_each: bool,
     /// What glibc had in use in processes that already ran.
-    found_at_attach: Found,
+    found_at_attach: InUseByProcess,
     /// Ended processes that were forked before links served them.
     late_ended: LateForks,
 }
@@ -225,7 +225,7 @@ impl TargetSet {
     }
 
     /// How much was seen of the process generation that an exec at `exec_ns` ended.
-    pub fn seen_before(&self, pid: u32, exec_ns: u64) -> Seen {
+    pub fn seen_before(&self, pid: u32, exec_ns: u64) -> ObservedShare {
         // The exec may or may not have been noted yet.
         self.replaced
             .get(&pid)
@@ -316,8 +316,8 @@ impl TargetSet {
     }
 
     /// How much was seen of a process; all if the process is unknown.
-    pub fn seen(&self, pid: u32, now_ns: u64) -> Seen {
-        self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns, self.detached_ns))
+    pub fn seen(&self, pid: u32, now_ns: u64) -> ObservedShare {
+        self.coverages.get(&pid).map_or(ObservedShare::WHOLE, |coverage| coverage.seen(now_ns, self.detached_ns))
     }
 
     /// Notes that probes have seen nothing of a process since a given time.
@@ -417,7 +417,7 @@ impl TargetSet {
     }
 
     /// Where the reader puts its results.
-    pub(super) fn found_at_attach(&self) -> Found {
+    pub(super) fn found_at_attach(&self) -> InUseByProcess {
         Arc::clone(&self.found_at_attach)
     }
 
@@ -592,15 +592,15 @@ mod tests {
         let mut targets = TargetSet::default();
         targets.begin(1, 1000);
         targets.begin(2, 1000);
-        assert!(!targets.had_hidden() && targets.seen(1, 2000) == Seen::WHOLE);
+        assert!(!targets.had_hidden() && targets.seen(1, 2000) == ObservedShare::WHOLE);
         // It had them before the recording began.
         targets.hidden_since(1, 500);
         targets.hidden_since(1, 1900);
         assert!(targets.had_hidden() && targets.is_hidden(1) && !targets.is_hidden(2));
-        assert_eq!(targets.seen(1, 2000), Seen { share: 0.0, was_hidden: true });
+        assert_eq!(targets.seen(1, 2000), ObservedShare { share: 0.0, was_hidden: true });
         assert!(targets.seen_again(1, 1500) && !targets.seen_again(1, 1600) && !targets.seen_again(2, 1600));
         assert_eq!((targets.is_hidden(1), targets.seen_again_ns(1)), (false, Some(1500)));
-        assert_eq!(targets.seen(1, 2000), Seen { share: 0.5, was_hidden: true });
+        assert_eq!(targets.seen(1, 2000), ObservedShare { share: 0.5, was_hidden: true });
         // The same time does not count twice.
         targets.hidden_since(1, 1400);
         assert!(targets.seen_again(1, 1750));
@@ -613,7 +613,7 @@ mod tests {
         // Another program has no such hooks, and is seen.
         targets.hidden_since(2, 1500);
         targets.generation_began(2, 2000);
-        assert_eq!(targets.seen_before(2, 2000), Seen { share: 0.5, was_hidden: true });
-        assert!(targets.seen(2, 3000) == Seen::WHOLE && !targets.is_hidden(2));
+        assert_eq!(targets.seen_before(2, 2000), ObservedShare { share: 0.5, was_hidden: true });
+        assert!(targets.seen(2, 3000) == ObservedShare::WHOLE && !targets.is_hidden(2));
     }
 }

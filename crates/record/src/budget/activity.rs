@@ -60,7 +60,7 @@ enum Standing {
 
 /// What is known about a process.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct ProcessActivity {
     /// CPU time that it had used when it joined the recording, or when it executed its program during it, ns.
     first_ns: u64,
     /// CPU time at the last check, and at the one before.
@@ -110,7 +110,7 @@ impl CpuTime {
     }
 }
 
-impl Known {
+impl ProcessActivity {
     /// CPU time with its present program.
     fn cpu(&self) -> CpuTime {
         let since_ns = match self.standing {
@@ -163,7 +163,7 @@ const fn of_any_program(process: ProcessKey) -> ProcessKey {
 /// How active processes are, and which are counted.
 #[derive(Debug)]
 pub struct Activity {
-    processes: HashMap<ProcessKey, Known>,
+    processes: HashMap<ProcessKey, ProcessActivity>,
     /// CPU time of processes that started before the recording and have ended. The BPF programs add up those that
     /// started during it and were targets at their end, each as counted or not. Of those that were no longer counted
     /// then, this has the counted part, and of those that were no longer targets, what they used as targets.
@@ -256,7 +256,7 @@ impl Activity {
         let mut gone: HashMap<_, _> = gone.map(|(process, known)| (of_any_program(process), known)).collect();
         for (process, cpu_ns) in cpu {
             let looked = before.remove(&process);
-            let replaced = || gone.remove(&of_any_program(process)).map(Known::after_exec);
+            let replaced = || gone.remove(&of_any_program(process)).map(ProcessActivity::after_exec);
             let mut known = looked.or_else(replaced).unwrap_or_default();
             let first_ns = if is_first { cpu_ns } else { known.first_ns };
             // CPU time of ended threads may be missing for a moment.
@@ -276,7 +276,7 @@ impl Activity {
             }
             let has_run = cpu_ns > first_ns || known.earlier != CpuTime::default();
             let is_target = known.is_target || has_run && is_target(process);
-            self.processes.insert(process, Known { first_ns, is_target, ..known });
+            self.processes.insert(process, ProcessActivity { first_ns, is_target, ..known });
         }
         for (process, known) in gone {
             let cpu = known.as_target();
@@ -316,7 +316,8 @@ impl Activity {
         if self.is_spent() {
             return Vec::new();
         }
-        let is_due = |known: &Known| known.is_wanted(known.first_ns, self.least_ns) && known.not_before_ns <= now_ns;
+        let is_due =
+            |known: &ProcessActivity| known.is_wanted(known.first_ns, self.least_ns) && known.not_before_ns <= now_ns;
         let due = self.processes.iter().filter(|(_, known)| is_due(known));
         let mut due: Vec<_> = due.map(|(process, it)| (Reverse(it.cpu_ns - it.before_ns), *process)).collect();
         due.sort_unstable();
@@ -345,7 +346,8 @@ impl Activity {
     /// Whether a process has a place already, or one is left for it. `promised`: number of places that further
     /// processes have, which are about to be taken in.
     pub fn has_place(&self, pid: u32, promised: usize) -> bool {
-        let has_one = |it: &Known| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
+        let has_one =
+            |it: &ProcessActivity| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
         let known = self.processes.iter().filter(|(_, it)| has_one(it)).map(|(process, _)| process.tgid);
         let living = known.filter(|tgid| !self.over.contains(tgid));
         let taken: HashSet<u32> = living.chain(self.taken_in.iter().copied()).collect();
@@ -364,7 +366,7 @@ impl Activity {
         if used_ns < WORTH_A_PLACE_NS {
             return None;
         }
-        let is_idle = |known: &Known| {
+        let is_idle = |known: &ProcessActivity| {
             let is_counted = matches!(known.standing, Standing::Since(_)) && known.prepared_since_ns.is_none();
             is_counted && now_ns.saturating_sub(known.active.1) >= IDLE_FOR_NS
         };
@@ -460,7 +462,7 @@ impl Activity {
 
     /// What is known of a process with its present program, even if no check has seen that yet. `None` if it has
     /// executed another one since.
-    fn known(&mut self, process: ProcessKey) -> Option<&mut Known> {
+    fn known(&mut self, process: ProcessKey) -> Option<&mut ProcessActivity> {
         let is_same = |other: &ProcessKey| of_any_program(*other) == of_any_program(process);
         let last = self.processes.keys().copied().find(is_same).unwrap_or(process);
         if last.exec_id > process.exec_id {
@@ -499,7 +501,7 @@ impl Activity {
 
     /// CPU time of a process since it joined the recording; `None` if it is not known.
     pub fn of(&self, process: ProcessKey) -> Option<CpuTime> {
-        self.processes.get(&process).map(Known::cpu)
+        self.processes.get(&process).map(ProcessActivity::cpu)
     }
 
     /// CPU time of all targets. `ended`: what the BPF programs added up.

@@ -239,7 +239,7 @@ fn options(used: &Use, now: Tracking, costs: &ProbeCosts, advice: Option<InlineA
     if used.is_inside() {
         return would_take(&cheap_samples(used, costs));
     }
-    let mut priced: Vec<String> = advice.iter().map(|advice| advice.told(used, costs)).collect();
+    let mut priced: Vec<String> = advice.iter().map(|advice| advice.text(used, costs)).collect();
     priced.extend(cheaper(used, now, costs).iter().map(would_take));
     if priced.is_empty() { "no cheaper option is known".into() } else { priced.join(", ") }
 }

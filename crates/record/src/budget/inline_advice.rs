@@ -26,7 +26,7 @@ impl InlineAdvice {
     }
 
     /// What they would take of the CPU time of targets whose probes have these costs.
-    pub fn told(&self, used: &Use, costs: &ProbeCosts) -> String {
+    pub fn text(&self, used: &Use, costs: &ProbeCosts) -> String {
         let inline = ProbeCosts { allocation_ns: self.pair_ns, free_ns: 0.0, ..*costs };
         let share = units::at_most(share_with(used, costs, &inline), self.is_bound);
         format!("without {}, inline hooks would take {share}", self.option)
@@ -45,10 +45,10 @@ pub(super) mod tests {
         let costs = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
         // Probes take half a second of one.
         let used = Use { allocations: 5e5, frees: 5e5, cpu_seconds: 1.0, ..Use::default() };
-        assert_eq!(ADVICE.told(&used, &costs), "without --hook probe, inline hooks would take 0.2 %");
+        assert_eq!(ADVICE.text(&used, &costs), "without --hook probe, inline hooks would take 0.2 %");
         let bound = InlineAdvice { is_bound: true, ..ADVICE };
-        assert_eq!(bound.told(&used, &costs), "without --hook probe, inline hooks would take under 0.2 %");
+        assert_eq!(bound.text(&used, &costs), "without --hook probe, inline hooks would take under 0.2 %");
         let sampled = Use { samples: 1e4, ..used };
-        assert!(ADVICE.told(&sampled, &costs).ends_with("would take 6.2 %"), "{}", ADVICE.told(&sampled, &costs));
+        assert!(ADVICE.text(&sampled, &costs).ends_with("would take 6.2 %"), "{}", ADVICE.text(&sampled, &costs));
     }
 }

@@ -19,10 +19,10 @@ const SHARE_OF_TIME: u64 = 100;
 /// Above this factor, how many times slower a target runs cannot be determined.
 const MOST_TIMES: f64 = 50.0;
 /// Maximum number of targets that are reported.
-const MOST_TOLD: usize = 8;
+const MOST_REPORTED: usize = 8;
 
 /// A target at a check.
-pub struct Seen<'a> {
+pub struct CheckedTarget<'a> {
     /// The process.
     pub process: ProcessKey,
     /// Its name.
@@ -49,7 +49,7 @@ pub struct Slowed {
 pub struct SlowedTargets {
     /// What each target had used when it was last judged.
     before: HashMap<ProcessKey, Use>,
-    told: HashSet<ProcessKey>,
+    reported: HashSet<ProcessKey>,
     next_ns: u64,
     notes: Vec<String>,
 }
@@ -57,7 +57,7 @@ pub struct SlowedTargets {
 impl SlowedTargets {
     /// CLOCK_MONOTONIC of the next check; `None` if enough targets were reported, and no budget must be kept.
     pub fn next_ns(&self, has_budget: bool) -> Option<u64> {
-        (has_budget || self.told.len() < MOST_TOLD).then_some(self.next_ns)
+        (has_budget || self.reported.len() < MOST_REPORTED).then_some(self.next_ns)
     }
 
     /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`.
@@ -71,14 +71,14 @@ impl SlowedTargets {
     /// why a process (by its id) is not hooked inline, or what inline hooks would take.
     pub fn look<'a>(
         &mut self,
-        targets: impl Iterator<Item = Seen<'a>>,
+        targets: impl Iterator<Item = CheckedTarget<'a>>,
         (tracking, budget): (Tracking, Option<f64>),
         seconds: f64,
         about_inline: impl Fn(u32, &Use, &ProbeCosts) -> Option<String>,
     ) -> Vec<Slowed> {
         let (mut seen, mut found) = (HashMap::new(), Vec::new());
-        for Seen { process, comm, used, costs, is_inline } in targets {
-            if self.told.contains(&process) {
+        for CheckedTarget { process, comm, used, costs, is_inline } in targets {
+            if self.reported.contains(&process) {
                 continue;
             }
             let Some(before) = self.before.get(&process) else {
@@ -92,8 +92,8 @@ impl SlowedTargets {
             }
             seen.insert(process, used);
             let share = since.share(&costs);
-            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || self.told.len() < MOST_TOLD) {
-                self.told.insert(process);
+            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || self.reported.len() < MOST_REPORTED) {
+                self.reported.insert(process);
                 let who = if comm.is_empty() {
                     format!("process {}", process.tgid)
                 } else {
@@ -113,7 +113,7 @@ impl SlowedTargets {
                     ),
                     None => line(&since, &who, tracking, &costs, about_inline(process.tgid, &since, &costs)),
                 };
-                if self.notes.len() < MOST_TOLD {
+                if self.notes.len() < MOST_REPORTED {
                     self.notes.push(format!("after {seconds:.1} s: {line}"));
                 }
                 found.push(Slowed { process, line });
@@ -159,7 +159,7 @@ mod tests {
     }
 
     /// A process that has made this many pairs of 100 bytes and run for this many seconds.
-    fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> Seen<'static> {
+    fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> CheckedTarget<'static> {
         let used = Use {
             seconds: cpu_seconds,
             allocations: pairs,
@@ -168,15 +168,15 @@ mod tests {
             cpu_seconds,
             ..Use::default()
         };
-        Seen { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
+        CheckedTarget { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
     }
 
     fn nothing(_: u32, _: &Use, _: &ProbeCosts) -> Option<String> {
         None
     }
 
-    fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
-        let about = |pid, used: &Use, costs: &ProbeCosts| (pid == 7).then(|| ADVICE.told(used, costs));
+    fn look(slowed: &mut SlowedTargets, targets: Vec<CheckedTarget<'static>>) -> Vec<String> {
+        let about = |pid, used: &Use, costs: &ProbeCosts| (pid == 7).then(|| ADVICE.text(used, costs));
         slowed.look(targets.into_iter(), (FULL, None), 0.8, about).into_iter().map(|slowed| slowed.line).collect()
     }
 
@@ -200,15 +200,15 @@ mod tests {
         let all = line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS, None);
         assert!(all.starts_with("process 7 runs more than 50× "), "{all}");
         // Where every block is sampled, an interval shorter than the blocks saves nothing.
-        let inline = |samples| Seen {
+        let inline = |samples| CheckedTarget {
             used: Use { samples, counted_inside: samples, bytes: 100.0 * samples, ..seen(8, 0.0, 1e-5 * samples).used },
             is_inline: true,
             ..seen(8, 0.0, 0.0)
         };
         look(&mut slowed, vec![inline(1e5)]);
         let lines = look(&mut slowed, vec![inline(2e5)]);
-        let told = "samples take 30 % of the CPU time of octave (8); -i 8.00KiB would take 0.5 %";
-        assert_eq!(lines, [told]);
+        let expected = "samples take 30 % of the CPU time of octave (8); -i 8.00KiB would take 0.5 %";
+        assert_eq!(lines, [expected]);
         assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
     }
 
@@ -227,8 +227,8 @@ mod tests {
         let mut slowed = SlowedTargets::default();
         let every = Tracking { interval: 1, ..FULL };
         let with = |pairs: f64, cpu_seconds| {
-            let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
-            Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
+            let CheckedTarget { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
+            CheckedTarget { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
         };
         slowed.look(std::iter::once(with(0.0, 0.0)), (every, None), 0.4, nothing);
         let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), (every, None), 0.8, nothing);
@@ -261,8 +261,8 @@ mod tests {
         let mut slowed = SlowedTargets::default();
         let all = |pairs, seconds| (0..100).map(|pid| seen(pid, pairs, seconds)).collect::<Vec<_>>();
         look(&mut slowed, all(0.0, 0.0));
-        assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_TOLD);
-        assert_eq!((slowed.notes().len(), slowed.next_ns(false)), (MOST_TOLD, None));
+        assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_REPORTED);
+        assert_eq!((slowed.notes().len(), slowed.next_ns(false)), (MOST_REPORTED, None));
         let mut slowed = SlowedTargets::default();
         slowed.looked(1_000, 2_000);
         assert_eq!(slowed.next_ns(false), Some(2_000 + LOOK_NS));

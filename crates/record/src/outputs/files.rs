@@ -204,10 +204,10 @@ mod tests {
             let path = dir.path().join(name);
             Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
         });
-        let mut told = Vec::new();
-        let tell = |output: &Output| told.push(output.path().to_owned());
-        let (written, result) = write_outputs(&outputs, &testing::small(), &WriteOptions::default(), tell);
-        assert!(told.iter().eq(outputs.iter().map(Output::path)));
+        let mut reported = Vec::new();
+        let report = |output: &Output| reported.push(output.path().to_owned());
+        let (written, result) = write_outputs(&outputs, &testing::small(), &WriteOptions::default(), report);
+        assert!(reported.iter().eq(outputs.iter().map(Output::path)));
         assert!(result.unwrap_err().to_string().contains("a.json"));
         assert_eq!(written.len(), 1);
         assert_eq!(names(dir.path()), ["b.folded"]);

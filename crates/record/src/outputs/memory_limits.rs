@@ -54,14 +54,14 @@ impl Mark {
 /// Trigger for a stall of all tasks for lack of memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pressure {
-    told: bool,
+    reported: bool,
 }
 
 impl Pressure {
     /// Whether a stall began now.
     fn passed(&mut self, percent: f64) -> bool {
-        let passed = !self.told && percent >= PRESSURE;
-        self.told = passed || self.told && percent >= PRESSURE_REARM;
+        let passed = !self.reported && percent >= PRESSURE;
+        self.reported = passed || self.reported && percent >= PRESSURE_REARM;
         passed
     }
 }

@@ -12,7 +12,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use crate::attaching::audit::Audit;
 use crate::attaching::probes::Attaching;
-use crate::attaching::targets::Seen;
+use crate::attaching::targets::ObservedShare;
 use crate::intake::ended::Exact;
 use crate::intake::recorder::Recorder;
 
@@ -34,7 +34,7 @@ struct Described {
     /// Whether tracking its frees was stopped.
     without_frees: bool,
     /// How much was seen of it, set when it exits.
-    ended: Option<Seen>,
+    ended: Option<ObservedShare>,
 }
 
 /// The program that a process runs.
@@ -185,7 +185,7 @@ impl Descriptions {
 
     /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were
     /// counted.
-    pub fn ended(&mut self, process: ProcessKey, seen: Seen, cpu_share: Option<f64>) {
+    pub fn ended(&mut self, process: ProcessKey, seen: ObservedShare, cpu_share: Option<f64>) {
         if let Some(described) = self.described.get_mut(&process) {
             described.ended = Some(seen);
             described.cpu_share = cpu_share;
@@ -197,7 +197,7 @@ impl Descriptions {
         self.described.remove(&process);
         self.described.entry(SHARED_LINE).or_insert_with(|| {
             let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
-            Described { program: Arc::new(program), ended: Some(Seen::WHOLE), ..Described::default() }
+            Described { program: Arc::new(program), ended: Some(ObservedShare::WHOLE), ..Described::default() }
         });
     }
 

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use heapbpf_host::arenas::{ArenaReader, Wanted};
+use heapbpf_host::arenas::{ArenaReader, ArenaRequest};
 use heapbpf_host::cgroup::Cgroup;
 use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::reader_thread::NoAnswer;
@@ -229,7 +229,7 @@ impl MemoryReader {
                 continue;
             }
             let (pid, start_ns, asked) = (key.tgid, key.start_ns, Instant::now());
-            match self.arenas.read(Wanted { pid, start_ns, version, longest: left }) {
+            match self.arenas.read(ArenaRequest { pid, start_ns, version, longest: left }) {
                 Ok((heap, took)) => {
                     if is_refresh {
                         self.saved = self.saved.saturating_sub(took);

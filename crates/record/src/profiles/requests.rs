@@ -7,7 +7,7 @@ use heapbpf_profile::model::Row;
 use tokio::sync::{mpsc, oneshot};
 
 pub use super::snapshot::{Detail, Often};
-pub use super::worker::Made;
+pub use super::worker::FinishedProfile;
 
 /// Capacity of the request queue. When it is full, senders wait.
 const QUEUE: usize = 16;
@@ -21,7 +21,7 @@ pub struct Request {
     /// Set for a client that does not need memory measured; see [`Often`].
     pub often: Option<Often>,
     /// Channel for the reply.
-    pub reply: oneshot::Sender<Result<Made, Unanswered>>,
+    pub reply: oneshot::Sender<Result<FinishedProfile, Unanswered>>,
 }
 
 /// Handle to a running recording, for other threads.
@@ -55,16 +55,16 @@ impl RecordingHandle {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub async fn profile(&self, detail: Detail) -> Result<Made, Unanswered> {
+    pub async fn profile(&self, detail: Detail) -> Result<FinishedProfile, Unanswered> {
         self.profile_by_marks(detail, Vec::new()).await
     }
 
     /// Same as [`profile`](Self::profile), with memory in use divided by the last of these moments before its
-    /// allocation ([`Made::recent`]). Totals have no such sums.
+    /// allocation ([`FinishedProfile::recent`]). Totals have no such sums.
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
+    pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<FinishedProfile, Unanswered> {
         self.ask(detail, marks, None).await
     }
 
@@ -72,11 +72,16 @@ impl RecordingHandle {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub async fn totals_unmeasured(&self) -> Result<Made, Unanswered> {
+    pub async fn totals_unmeasured(&self) -> Result<FinishedProfile, Unanswered> {
         self.ask(Detail::Totals, Vec::new(), Some(Often::default())).await
     }
 
-    async fn ask(&self, detail: Detail, marks: Vec<Duration>, often: Option<Often>) -> Result<Made, Unanswered> {
+    async fn ask(
+        &self,
+        detail: Detail,
+        marks: Vec<Duration>,
+        often: Option<Often>,
+    ) -> Result<FinishedProfile, Unanswered> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Request { detail, marks, often, reply }).await.map_err(|_| Unanswered::Ended)?;
         answer.await.unwrap_or_else(|_| Err(self.unanswered()))
@@ -86,7 +91,7 @@ impl RecordingHandle {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Unanswered> {
+    pub fn profile_blocking(&self, detail: Detail) -> Result<FinishedProfile, Unanswered> {
         self.blocking(detail, None)
     }
 
@@ -95,11 +100,11 @@ impl RecordingHandle {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub fn profile_often(&self, detail: Detail, rows: Vec<Row>) -> Result<Made, Unanswered> {
+    pub fn profile_often(&self, detail: Detail, rows: Vec<Row>) -> Result<FinishedProfile, Unanswered> {
         self.blocking(detail, Some(Often { rows }))
     }
 
-    fn blocking(&self, detail: Detail, often: Option<Often>) -> Result<Made, Unanswered> {
+    fn blocking(&self, detail: Detail, often: Option<Often>) -> Result<FinishedProfile, Unanswered> {
         let (reply, answer) = oneshot::channel();
         let request = Request { detail, marks: Vec::new(), often, reply };
         self.requests.blocking_send(request).map_err(|_| Unanswered::Ended)?;

@@ -140,7 +140,7 @@ impl Symbolization {
     /// work advances.
     pub fn new(enabled: bool, options: Options, progress: Arc<Progress>) -> Self {
         Self {
-            symbolizer: Symbolizer::telling(options.clone(), Arc::clone(&progress)),
+            symbolizer: Symbolizer::reporting_to(options.clone(), Arc::clone(&progress)),
             options,
             progress,
             runtime_functions: Arc::default(),
@@ -228,7 +228,7 @@ impl Symbolization {
 
     /// Starts over after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
     pub fn begin_anew(&mut self) {
-        self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
+        self.symbolizer = Symbolizer::reporting_to(self.options.clone(), Arc::clone(&self.progress));
     }
 
     fn finish(&mut self, UnsymbolizedStack { process, stack: raw }: &UnsymbolizedStack, stack: Stack) {

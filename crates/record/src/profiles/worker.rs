@@ -36,7 +36,7 @@ use crate::plan::RecordPlan;
 use crate::stats::{HookedProcess, Stats};
 
 /// A finished profile and its accompanying data.
-pub struct Made {
+pub struct FinishedProfile {
     /// The profile.
     pub profile: Profile,
     /// The accounting at the moment of the snapshot.
@@ -55,7 +55,7 @@ pub struct Made {
 }
 
 /// Called with the finished profile.
-type Then = Box<dyn FnOnce(Made) + Send>;
+type Then = Box<dyn FnOnce(FinishedProfile) + Send>;
 
 enum Job {
     Make(Box<Snapshot>, Then, Place),
@@ -106,7 +106,7 @@ impl ProfileWorker {
             demangler.start();
         }
         let progress = Arc::new(Progress::default());
-        let told = Arc::clone(&progress);
+        let own_progress = Arc::clone(&progress);
         let emptied = Emptied::default();
         let given_back = Arc::clone(&emptied);
         let writes_files = plan.writes_files();
@@ -118,7 +118,7 @@ impl ProfileWorker {
         })?;
         std::thread::Builder::new().name("profiles".into()).stack_size(STACK_BYTES).spawn(move || {
             restrict_worker(writes_files);
-            let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
+            let symbolization = Symbolization::new(symbolize, symbols, own_progress).with_runtime_functions(functions);
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
         Ok(Self { jobs, totals, place: Place::default(), cleanup: Place::default(), progress, emptied, demangler })
@@ -141,7 +141,7 @@ impl ProfileWorker {
 
     /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
     /// called if the profile cannot be made.
-    pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
+    pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(FinishedProfile) + Send + 'static) {
         let (jobs, place) = match snapshot.detail {
             Detail::Totals => (&self.totals, Place::default()),
             Detail::Stacks | Detail::Lifetimes => (&self.jobs, Arc::clone(&self.place)),
@@ -338,7 +338,7 @@ impl Worker {
         self.symbolization.release_contents();
     }
 
-    fn make(&mut self, mut snapshot: Snapshot) -> Made {
+    fn make(&mut self, mut snapshot: Snapshot) -> FinishedProfile {
         let cpu_before = thread_cpu_time();
         let (mut processes, mut idle) = (std::mem::take(&mut snapshot.processes), std::mem::take(&mut snapshot.idle));
         let is_often = snapshot.often.is_some();
@@ -421,7 +421,7 @@ impl Worker {
             profile.notes.push(error.to_string());
         }
         let cpu = snapshot.cpu + thread_cpu_time().saturating_sub(cpu_before);
-        Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
+        FinishedProfile { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
     }
 
     /// Measures the memory of processes, or gives them what was measured last.

@@ -204,14 +204,14 @@ fn lifetimes_are_estimated_only_where_frees_are_tracked() {
 fn a_profile_says_what_its_snapshot_said() {
     let mut worker = worker();
     let stats = Stats { hits: 7, ..Stats::default() };
-    let told = Snapshot {
+    let given = Snapshot {
         stats,
         notes: vec!["a note".into()],
         cost: Duration::from_millis(3),
         ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])
     };
-    let begun = told.begun;
-    let made = worker.make(told);
+    let begun = given.begun;
+    let made = worker.make(given);
     assert_eq!((made.begun, made.cost, made.stats.hits), (begun, Duration::from_millis(3), 7));
     assert_eq!(made.keys, [key(1)]);
     assert!(made.profile.notes.contains(&"a note".to_owned()));
@@ -225,7 +225,7 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
     let (sender, done) = channel();
     for number in 0..3 {
         let sender = sender.clone();
-        let then = move |made: Made| sender.send((number, made.profile.processes.len())).unwrap();
+        let then = move |made: FinishedProfile| sender.send((number, made.profile.processes.len())).unwrap();
         let processes: Vec<Process> = (0..number).map(|pid| process(pid, false)).collect();
         jobs.send(Job::Make(
             Box::new(snapshot(Detail::Totals, processes, Vec::new())),
@@ -293,7 +293,7 @@ fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
 /// The profile of a snapshot; `None` if it could not be made.
 fn made_by(jobs: &Sender<Job>, snapshot: Snapshot) -> Option<Profile> {
     let (sender, made) = channel();
-    let then = move |made: Made| sender.send(made.profile).unwrap();
+    let then = move |made: FinishedProfile| sender.send(made.profile).unwrap();
     jobs.send(Job::Make(Box::new(snapshot), Box::new(then), Place::default())).unwrap();
     made.recv().ok()
 }
@@ -312,17 +312,17 @@ fn a_panic_while_names_are_found_costs_names_alone() {
     let (module, reason) = frame_of(&profile);
     assert!(module == "/lib/1.so" && reason.starts_with("/lib/1.so: "), "named by the second attempt: {reason}");
     assert_eq!(totals(&profile), [10.0, 0.0, 20.0]);
-    let told = |times: &str| {
+    let has_note = |times: &str| {
         let text =
             format!("failed {times} because of an error inside heapbpf (the reader of files did not expect this)");
         move |profile: &Profile| profile.notes.iter().any(|note| note.contains(&text))
     };
-    assert!(told("once")(&profile), "{:?}", profile.notes);
+    assert!(has_note("once")(&profile), "{:?}", profile.notes);
     // The panic persists.
     let profile = made_by(&jobs, of_a_panicking_file(2, usize::MAX)).unwrap();
     assert_eq!(frame_of(&profile), ("/lib/2.so", "not symbolized"));
     assert_eq!(totals(&profile), [10.0, 0.0, 20.0]);
-    assert!(told("3 times")(&profile), "{:?}", profile.notes);
+    assert!(has_note("3 times")(&profile), "{:?}", profile.notes);
     // The next profiles are made as usual.
     let profile = made_by(&jobs, of_a_panicking_file(3, 0)).unwrap();
     assert!(frame_of(&profile).1.starts_with("/lib/3.so: "), "{:?}", frame_of(&profile));

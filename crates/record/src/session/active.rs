@@ -27,7 +27,7 @@ use crate::outputs::report::{Closing, show_report, write_stats};
 use crate::outputs::status_line::StatusLine;
 use crate::outputs::triggers::Triggers;
 use crate::plan::{Hook, RecordPlan};
-use crate::profiles::requests::{Made, Request};
+use crate::profiles::requests::{FinishedProfile, Request};
 use crate::remarks::say;
 
 /// The message at the start if Python's objects are counted.
@@ -272,7 +272,7 @@ impl ActiveRecording {
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
-    pub fn finish(&mut self) -> anyhow::Result<Made> {
+    pub fn finish(&mut self) -> anyhow::Result<FinishedProfile> {
         let finished = self.session.finish(|what| self.line.finishing(what));
         self.line.clear();
         finished
@@ -283,11 +283,11 @@ impl ActiveRecording {
     /// # Errors
     /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or no
     /// process matched, and the recording is no service: then no file is written.
-    pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+    pub fn write(&mut self, made: &FinishedProfile) -> anyhow::Result<u8> {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
         }
-        self.tell_of_command();
+        self.report_command();
         let plan = &self.session.plan;
         let outputs = &plan.outputs.files;
         let options = &plan.outputs.write;
@@ -303,8 +303,8 @@ impl ActiveRecording {
         Ok(self.command.exit_code)
     }
 
-    /// Tells of a command that a signal ended, or that runs on.
-    fn tell_of_command(&mut self) {
+    /// Reports a command that a signal ended, or that runs on.
+    fn report_command(&mut self) {
         if let Some(signal) = &self.session.unfinished.killed_by {
             say(format!("the command was ended: {signal}"));
         }

@@ -54,7 +54,7 @@ impl Step {
     ];
 
     /// What failed, and what it means for the user.
-    const fn told(self) -> (&'static str, &'static str) {
+    const fn description(self) -> (&'static str, &'static str) {
         match self {
             Self::Counters => ("reading the kernel's counters", "profiles wait for them"),
             Self::Losses => ("reading how many records were lost", "reconciliation waits for it"),
@@ -96,7 +96,7 @@ impl Errors {
     /// Notes the outcome of a step. Returns its value if it worked.
     pub(super) fn note<T, E: Display>(&mut self, step: Step, outcome: Result<T, E>, now_ns: u64) -> Option<T> {
         let state = &mut self.0[step as usize];
-        let (what, meanwhile) = step.told();
+        let (what, meanwhile) = step.description();
         match outcome {
             Ok(value) => {
                 if state.failing_since_ns.take().is_some() {
@@ -147,7 +147,7 @@ impl Errors {
         let failed = Step::ALL.into_iter().zip(&self.0).filter(|(_, state)| state.count > 0);
         failed.map(|(step, State { count, last, .. })| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
-            format!("{} failed {times} and was retried ({last})", step.told().0)
+            format!("{} failed {times} and was retried ({last})", step.description().0)
         })
     }
 }

@@ -7,29 +7,29 @@ use anyhow::bail;
 use heapbpf_attach::inline::InlineHooks;
 
 use super::moment::Cut;
-use super::snapshots::Wanted;
+use super::snapshots::SnapshotContents;
 use super::state::Session;
 use crate::outputs::status_line::Finishing;
 use crate::profiles::snapshot::Snapshot;
-use crate::profiles::worker::Made;
+use crate::profiles::worker::FinishedProfile;
 
 /// Time between two progress reports of symbolization.
-const TELL_EVERY: Duration = Duration::from_millis(200);
+const REPORT_EVERY: Duration = Duration::from_millis(200);
 
 /// How often making the last profile is tried.
 const ATTEMPTS: usize = 2;
 
 impl Session {
     /// Makes the last profile, as of now, and removes the probes. What happens during this is not part of the
-    /// recording. `tell` is called for each step that takes time.
+    /// recording. `report` is called for each step that takes time.
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
-    pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
+    pub(super) fn finish(&mut self, mut report: impl FnMut(Finishing)) -> anyhow::Result<FinishedProfile> {
         let begun = Instant::now();
         // Hooks of others may have arrived since the last check.
         self.attaching.look_at_others_hooks(u64::MAX);
-        self.attaching.tell_refusals();
+        self.attaching.log_refusals();
         self.attaching.finish_examining(&mut self.host);
         self.attaching.programs.lifecycle.await_skipped_ends();
         let (hooked, unhooked) = channel();
@@ -43,13 +43,13 @@ impl Session {
             (cut.clone(), session.make_last(cut, begun, Some(unhooked)))
         });
         self.schedule.last_moments_are_over();
-        tell(Finishing::RemovingProbes);
+        report(Finishing::RemovingProbes);
         self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
         self.attaching.hooks.release_all();
         self.attaching.detours.release_all();
         drop(hooked);
         for attempt in 1.. {
-            match self.last_made(&made, &mut tell) {
+            match self.last_made(&made, &mut report) {
                 Some(made) => return Ok(made),
                 None if attempt < ATTEMPTS => made = self.make_last(&cut, begun, None),
                 None => break,
@@ -59,22 +59,26 @@ impl Session {
     }
 
     /// Requests the profile of the last cut. `unhooked`: closes when the hooks have been removed.
-    fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<Made> {
-        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, Wanted::lifetimes(), true, begun) };
+    fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<FinishedProfile> {
+        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, SnapshotContents::lifetimes(), true, begun) };
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made
     }
 
     /// Waits for the last profile; `None` if making it failed.
-    fn last_made(&self, made: &Receiver<Made>, tell: &mut impl FnMut(Finishing)) -> Option<Made> {
+    fn last_made(
+        &self,
+        made: &Receiver<FinishedProfile>,
+        report: &mut impl FnMut(Finishing),
+    ) -> Option<FinishedProfile> {
         loop {
-            match made.recv_timeout(TELL_EVERY) {
+            match made.recv_timeout(REPORT_EVERY) {
                 Ok(made) => return Some(made),
                 Err(RecvTimeoutError::Timeout) => {
                     let (done, of) = self.worker.progress();
                     let names = Finishing::Symbolization(done, of);
-                    tell(self.worker.download().map_or(names, Finishing::Download));
+                    report(self.worker.download().map_or(names, Finishing::Download));
                 }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }

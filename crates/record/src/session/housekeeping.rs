@@ -62,7 +62,7 @@ impl Session {
     pub(super) fn housekeep(&mut self, now: u64) {
         let looked = self.attaching.look_again();
         self.errors.note(Step::Targets, looked, now);
-        self.attaching.tell_refusals();
+        self.attaching.log_refusals();
         self.reconcile_if_lossy();
         let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);
@@ -208,7 +208,7 @@ impl Session {
         }
         let ended = std::mem::take(&mut self.exited.retiring);
         let (mut retired, held) = self.parts(&Counts::default(), (&Blocks::new(), &Blocks::new())).retire(&ended);
-        self.tell_since(&retired.keys, &mut retired.processes);
+        self.add_tracked_since(&retired.keys, &mut retired.processes);
         self.housekeeping.retired_rows += retired.rows.len();
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
         self.exited.counts.forget(&done);

@@ -14,7 +14,7 @@ use super::state::Session;
 use crate::attaching::probes::Attaching;
 use crate::budget::controller::{Action, usage};
 use crate::budget::overhead::Overhead;
-use crate::budget::slowed::{Seen, Slowed};
+use crate::budget::slowed::{CheckedTarget, Slowed};
 use crate::cost::budget::{MeanCosts, ProbeCosts, Use};
 use crate::cost::cpu_time;
 use crate::cost::measure::Measured;
@@ -113,13 +113,13 @@ impl Session {
             let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
             let costs = costs_of(measured, attaching, &self.host, process.tgid).unwrap_or(mean);
             let is_inline = attaching.standing.hook(process.tgid) == heapbpf_audit::Hook::Inline;
-            Some(Seen { process: *process, comm, used, costs, is_inline })
+            Some(CheckedTarget { process: *process, comm, used, costs, is_inline })
         });
         let about_inline = |pid, used: &Use, costs: &ProbeCosts| match attaching.standing.why_not(pid) {
             Some(why) => Some(format!("it is not counted from inside: {why}")),
             None => {
                 let advice = controller.advice().filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
-                advice.map(|advice| advice.told(used, costs))
+                advice.map(|advice| advice.text(used, costs))
             }
         };
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;

@@ -14,16 +14,16 @@ const LONGEST_BLIND: Duration = Duration::from_secs(30);
 impl Session {
     /// Tells the BPF programs whether the daemon sleeps. Returns whether that worked.
     pub(super) fn set_sleeping(&mut self, sleeps: bool) -> bool {
-        if !sleeps && !self.unfinished.told_sleeping {
+        if !sleeps && !self.unfinished.is_sleeping_set {
             return true;
         }
         if !self.may_try(Step::Sleep) {
             return false;
         }
-        let told = self.attaching.control.set_sleeping(sleeps);
-        let worked = self.errors.note(Step::Sleep, told, monotonic_ns()).is_some();
+        let outcome = self.attaching.control.set_sleeping(sleeps);
+        let worked = self.errors.note(Step::Sleep, outcome, monotonic_ns()).is_some();
         if worked {
-            self.unfinished.told_sleeping = sleeps;
+            self.unfinished.is_sleeping_set = sleeps;
         }
         worked
     }

@@ -37,7 +37,7 @@ const BLOCKS_OF_A_FILE: usize = 32_768;
 
 /// What a snapshot should contain.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct SnapshotContents<'a> {
     detail: Detail,
     /// Moments that divide the blocks in use by age, as times since the start.
     marks: &'a [Duration],
@@ -45,7 +45,7 @@ pub(super) struct Wanted<'a> {
     often: bool,
 }
 
-impl Wanted<'_> {
+impl SnapshotContents<'_> {
     /// Everything in a profile for a file.
     pub(super) const fn lifetimes() -> Self {
         Self { detail: Detail::Lifetimes, marks: &[], often: false }
@@ -54,7 +54,7 @@ impl Wanted<'_> {
 
 impl Session {
     /// Takes a snapshot as of now, if that is possible at this time.
-    fn snapshot(&mut self, wanted: Wanted<'_>) -> Option<Snapshot> {
+    fn snapshot(&mut self, wanted: SnapshotContents<'_>) -> Option<Snapshot> {
         let (begun, cpu_before) = (Instant::now(), thread_cpu_time());
         let mut snapshot = self.with_cut(|session, cut| session.snapshot_of(cut, wanted, false, begun))?;
         snapshot.cpu = thread_cpu_time().saturating_sub(cpu_before);
@@ -73,8 +73,14 @@ impl Session {
     }
 
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
-    pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
-        let Wanted { detail, marks, often } = wanted;
+    pub(super) fn snapshot_of(
+        &mut self,
+        cut: &Cut,
+        wanted: SnapshotContents<'_>,
+        last: bool,
+        begun: Instant,
+    ) -> Snapshot {
+        let SnapshotContents { detail, marks, often } = wanted;
         if !often {
             self.note_activity();
         }
@@ -113,7 +119,7 @@ impl Session {
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
-        self.tell_since(&keys, &mut processes);
+        self.add_tracked_since(&keys, &mut processes);
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen = self.seen(&keys, last);
         let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
@@ -205,7 +211,7 @@ impl Session {
     }
 
     /// Adds to processes whose frees were not tracked all the time since when they have been tracked again.
-    pub(super) fn tell_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+    pub(super) fn add_tracked_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
         for (key, process) in keys.iter().zip(processes) {
             let since_ns = self.recorder.heap.tracked_since(key);
             let after = since_ns.map(|since_ns| since_ns.saturating_sub(self.schedule.started_ns));
@@ -257,7 +263,7 @@ impl Session {
             return;
         }
         let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
-        if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
+        if let Some(snapshot) = self.snapshot(SnapshotContents { detail, marks: &marks, often })
             && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
         {
             self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(Ok(made))));
@@ -270,7 +276,7 @@ impl Session {
             return;
         }
         let Some((turn, why)) = files.next() else { return };
-        let Some(mut snapshot) = self.snapshot(Wanted::lifetimes()) else { return files.put_back(turn, why) };
+        let Some(mut snapshot) = self.snapshot(SnapshotContents::lifetimes()) else { return files.put_back(turn, why) };
         log::info!("a snapshot, taken {why}");
         snapshot.notes.push(format!("a snapshot, taken {why}"));
         self.worker.make(snapshot, move |made| {

@@ -14,7 +14,7 @@ pub(super) struct Unfinished {
     /// Whether the intervals of size classes are to be set.
     pub(super) classes: bool,
     /// Whether the BPF programs were last told that the daemon sleeps.
-    pub(super) told_sleeping: bool,
+    pub(super) is_sleeping_set: bool,
     /// Why the recording had to end.
     pub(super) ended_early: Option<String>,
     /// The signal that killed the command.

@@ -25,8 +25,8 @@ pub fn blocking_calls_are_unaffected() {
         program.assert_runs();
         cycles += 1;
     }
-    program::tell("hooking blocked threads", times);
-    program::tell_vain();
+    program::report("hooking blocked threads", times);
+    program::report_futile();
     eprintln!("{cycles} cycles: {}", program.finish().trim());
 }
 
@@ -69,7 +69,7 @@ fn calls_that_would_return_a_part_are_spared() {
         eprintln!("{kind}: {spared} and {ended} calls came back with a part");
         assert!(ended > 5 && 2 * spared < ended, "{kind}: {spared} of 60 stops, {ended} of 30 that spare none");
     }
-    program::tell_vain();
+    program::report_futile();
 }
 
 /// The kernel discards signals that a process ignores when they are sent, but not if their receiver is traced
@@ -105,7 +105,7 @@ pub fn ignored_signals_end_no_call() {
         }
         is_over.store(true, Relaxed);
     });
-    program::tell_vain();
+    program::report_futile();
     eprintln!("{}", program.finish().trim());
 }
 

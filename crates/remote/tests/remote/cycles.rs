@@ -19,9 +19,9 @@ fn cycle(program: &mut Program, time: Duration) {
         program.assert_runs();
     }
     eprintln!("moved: {moved_threads} threads, {moved_frames} handlers");
-    program::tell("hooking", hooks);
-    program::tell("taking out", removals);
-    program::tell_vain();
+    program::report("hooking", hooks);
+    program::report("taking out", removals);
+    program::report_futile();
 }
 
 /// Mappings of files; our resident and locked memory, kB; number of descriptors.

@@ -22,7 +22,7 @@ fn as_the_injector() {
             let _ = target.take_out(&found, &program::EMPTIED, STOP_LIMIT);
         }
         let Ok(target) = Target::look(pid) else { continue };
-        if target.found().iter().all(heapbpf_remote::Found::is_inert) {
+        if target.found().iter().all(heapbpf_remote::FoundBlob::is_inert) {
             let _ = target.hook(&program::plan(&target, hooked), STOP_LIMIT);
         }
     }

@@ -178,7 +178,7 @@ pub fn a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint() {
         cycles
     });
     eprintln!("{cycles} cycles, {} probes came and went", probes.load(Ordering::Relaxed));
-    program::tell_vain();
+    program::report_futile();
     assert!(!has_breakpoint(&program));
     program::assert_inert(program.pid());
     eprintln!("{}", program.finish().trim());

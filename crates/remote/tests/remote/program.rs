@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_remote::{
-    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target, reserved_bytes,
+    Busy, Data, Displaced, Draft, FoundBlob, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target,
+    reserved_bytes,
 };
 
 /// Bytes of replaced pages: the function's page, and the next.
@@ -130,7 +131,7 @@ impl Program {
     }
 
     /// Writes to the program's standard input, which is piped.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("it is piped");
         input.write_all(line.as_bytes()).expect("it reads");
     }
@@ -291,7 +292,7 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
 }
 
 /// The only blob of a process.
-pub fn found(pid: u32) -> Found {
+pub fn found(pid: u32) -> FoundBlob {
     let mut found = Target::look(pid).expect("it can be looked at").found();
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
@@ -317,7 +318,7 @@ pub fn traces(pid: u32) -> Vec<String> {
 /// Checks that no jump leads to what is mapped, which is at most one blob, and that no descriptor is open.
 pub fn assert_inert(pid: u32) {
     let (found, traces) = (Target::look(pid).expect("it can be looked at").found(), traces(pid));
-    assert!(found.len() <= 1 && found.iter().all(Found::is_inert), "{found:?}");
+    assert!(found.len() <= 1 && found.iter().all(FoundBlob::is_inert), "{found:?}");
     assert!(traces.iter().all(|line| !line.starts_with("/memfd")), "{traces:?}");
 }
 
@@ -325,11 +326,11 @@ pub fn assert_inert(pid: u32) {
 static AGAIN: Mutex<Vec<(Busy, Duration)>> = Mutex::new(Vec::new());
 
 /// Reports futile stops.
-pub fn tell_vain() {
+pub fn report_futile() {
     let vain = std::mem::take(&mut *AGAIN.lock().unwrap_or_else(PoisonError::into_inner));
     let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
     eprintln!("in vain: {} came too late to stop, {} to do everything", count(Busy::Slow), count(Busy::Late));
-    tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
+    report("in vain", vain.into_iter().map(|(_, time)| time).collect());
 }
 
 /// Makes a thread wait for a processor three quarters of the time, until told that it is over.
@@ -351,7 +352,7 @@ pub fn starve(tid: i32, is_over: &AtomicBool) {
 }
 
 /// Reports median, 99th percentile and maximum.
-pub fn tell(what: &str, mut times: Vec<Duration>) {
+pub fn report(what: &str, mut times: Vec<Duration>) {
     times.sort();
     if let Some(longest) = times.last() {
         let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);

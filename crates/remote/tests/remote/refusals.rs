@@ -85,7 +85,7 @@ fn a_seccomp_filter_that_may_end_the_process_is_refused() {
     if !program::can_trace() {
         return;
     }
-    for (mode, told) in [
+    for (mode, reason) in [
         ("kill", "ends the process for memfd_create"),
         ("kill_thread", "ends the process for memfd_create"),
         ("trap", "ends the process for memfd_create"),
@@ -104,7 +104,7 @@ fn a_seccomp_filter_that_may_end_the_process_is_refused() {
             }
         };
         assert!(matches!(error, Error::Refused(Refusal::Seccomp { .. })), "{mode}: {error:?}");
-        assert!(error.to_string().starts_with(&format!("its seccomp filter {told}: ")), "{mode}: {error}");
+        assert!(error.to_string().starts_with(&format!("its seccomp filter {reason}: ")), "{mode}: {error}");
         program::assert_inert(program.pid());
         program.assert_runs();
         if mode != "return" {

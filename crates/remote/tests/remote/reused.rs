@@ -17,7 +17,7 @@ fn a_thread_whose_id_another_process_got_is_left_alone() {
     let mut program = Program::run(Command::new(compiled("reused")).stdin(Stdio::piped()));
     let target = Target::look(program.pid()).expect("it can be looked at");
     let mut plan = program::plan(&target, program.hooked);
-    program.tell("go\n");
+    program.send("go\n");
     let line = program.line();
     assert!(line.starts_with("READY "), "{line:?}");
     let mut mapped = 0;
@@ -53,7 +53,7 @@ fn a_process_that_another_thread_replaces_goes_on() {
     let mut program = Program::run(Command::new(compiled("replaced")).arg("3000").stdin(Stdio::piped()));
     // No plan can be made while the process is being replaced.
     let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
-    program.tell("go\n");
+    program.send("go\n");
     let (mut hooked, mut changed, mut others) = (0, 0, 0);
     for _ in 0..20_000 {
         match Target::look(program.pid()).map_err(Error::from).and_then(|target| target.hook(&plan, STOP_LIMIT)) {

@@ -14,10 +14,10 @@ fn key(tgid: u32, exec_id: u64) -> ProcessKey {
     ProcessKey { start_ns: 5, tgid, exec_id: exec_id as _ }
 }
 
-fn made(profile: Profile, keys: Vec<ProcessKey>) -> Made {
+fn made(profile: Profile, keys: Vec<ProcessKey>) -> FinishedProfile {
     let stats = Stats { hits: 10, lost: [("ring_full".to_owned(), 2)].into(), ..Stats::default() };
     let cost = Duration::from_millis(1);
-    Made { profile, stats, keys, recent: Default::default(), begun: Instant::now(), cost, cpu: cost }
+    FinishedProfile { profile, stats, keys, recent: Default::default(), begun: Instant::now(), cost, cpu: cost }
 }
 
 fn process(pid: u32, comm: &str, bytes: u64) -> Process {

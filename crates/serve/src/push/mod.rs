@@ -17,7 +17,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use heapbpf_host::privileges::restrict_sender;
-use heapbpf_record::requests::{Detail, Made, RecordingHandle};
+use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle};
 
 use self::batch::batches;
 use self::destination::Destination;
@@ -94,7 +94,7 @@ pub enum PushError {
 
 /// Pushes profiles while it exists. [`Pusher::finish`] pushes the end of the recording.
 pub struct Pusher {
-    work: Sender<Made>,
+    work: Sender<FinishedProfile>,
     thread: std::thread::JoinHandle<()>,
     statuses: PushStatuses,
 }
@@ -119,10 +119,10 @@ impl Pusher {
                 sender::run(&destination, &queue);
             })?;
         }
-        let (work, last) = channel::<Made>();
+        let (work, last) = channel::<FinishedProfile>();
         let thread = std::thread::Builder::new().name("push".into()).spawn(move || {
             restrict_sender();
-            let mut earlier: Option<Made> = None;
+            let mut earlier: Option<FinishedProfile> = None;
             let mut due = Instant::now() + plan.every;
             loop {
                 let made = match last.recv_timeout(due.saturating_duration_since(Instant::now())) {
@@ -160,7 +160,7 @@ impl Pusher {
     }
 
     /// Pushes the last profile and waits a few seconds for the queues to empty.
-    pub fn finish(self, last: Made) {
+    pub fn finish(self, last: FinishedProfile) {
         let _ = self.work.send(last);
         let _ = self.thread.join();
     }
@@ -178,13 +178,13 @@ fn lacking(counts: &Counts, on_disk: bool) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&Made>, made: &Made) {
+fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&FinishedProfile>, made: &FinishedProfile) {
     let profile = difference(earlier, made, Inuse::Level);
     for (destination, queue) in senders {
         match batches(destination, &profile) {
             Ok(batch) => {
-                if let Some(told) = queue.push(&batch) {
-                    log::warn!("{}: {told}", destination.shown());
+                if let Some(message) = queue.push(&batch) {
+                    log::warn!("{}: {message}", destination.shown());
                 }
             }
             Err(error) => log::warn!("{}: {error}", destination.shown()),
@@ -198,12 +198,12 @@ mod tests {
 
     #[test]
     fn at_the_end_it_is_said_what_is_lacking() {
-        let told = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
-        assert_eq!(told(0, 0, true), None);
-        assert_eq!(told(2, 0, false).unwrap(), "2 profiles not delivered");
+        let lacks = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
+        assert_eq!(lacks(0, 0, true), None);
+        assert_eq!(lacks(2, 0, false).unwrap(), "2 profiles not delivered");
         let both =
             "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for lack of space";
-        assert_eq!(told(1, 3, true).unwrap(), both);
-        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for lack of space");
+        assert_eq!(lacks(1, 3, true).unwrap(), both);
+        assert_eq!(lacks(0, 1, true).unwrap(), "1 profile dropped for lack of space");
     }
 }

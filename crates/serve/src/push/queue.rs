@@ -123,9 +123,9 @@ struct State {
     /// Whether that batch was dropped while being sent. Its outcome is not known yet.
     sending_dropped: bool,
     /// Whether each message was logged: that batches were dropped to make space, and that one was too large.
-    told: (bool, bool),
+    logged: (bool, bool),
     /// Whether it was logged that a batch cannot be read.
-    unreadable_told: bool,
+    unreadable_logged: bool,
 }
 
 /// A queue between the thread that makes profiles and the one that sends them.
@@ -137,9 +137,16 @@ pub struct Queue {
 
 impl Queue {
     fn new(store: Store) -> Self {
-        let (counts, told) = Default::default();
-        let state =
-            State { store, counts, closed: false, sending: None, sending_dropped: false, told, unreadable_told: false };
+        let (counts, logged) = Default::default();
+        let state = State {
+            store,
+            counts,
+            closed: false,
+            sending: None,
+            sending_dropped: false,
+            logged,
+            unreadable_logged: false,
+        };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -179,13 +186,13 @@ impl Queue {
         }
         state.counts.dropped += dropped + u64::from(pushed.kept.is_err());
         self.changed.notify_all();
-        let told = match &pushed.kept {
+        let logged = match &pushed.kept {
             Err(NotKept::Io(error)) => return Some(format!("a profile was not kept for delivery: {error}")),
-            Err(NotKept::TooLarge(_)) => &mut state.told.1,
-            Ok(()) if pushed.dropped > 0 => &mut state.told.0,
+            Err(NotKept::TooLarge(_)) => &mut state.logged.1,
+            Ok(()) if pushed.dropped > 0 => &mut state.logged.0,
             Ok(()) => return None,
         };
-        if std::mem::replace(told, true) { None } else { state.store.dropped_text(&pushed) }
+        if std::mem::replace(logged, true) { None } else { state.store.dropped_text(&pushed) }
     }
 
     /// Waits for the oldest batch. `None` once the queue is closed, and empty or unreadable.
@@ -199,7 +206,7 @@ impl Queue {
             state.counts.dropped += removed;
             let wait = if first.is_ok() { Duration::MAX } else { READ_AGAIN_AFTER };
             let first = first.unwrap_or_else(|error| {
-                if !std::mem::replace(&mut state.unreadable_told, true) {
+                if !std::mem::replace(&mut state.unreadable_logged, true) {
                     log::warn!("cannot read a profile in the spool: {error}; heapbpf keeps trying");
                 }
                 None
@@ -322,13 +329,16 @@ mod tests {
     fn a_batch_that_is_too_large_costs_no_others_and_is_told_once() {
         let queue = Queue::in_memory();
         assert_eq!(queue.push(&batch(1, 10)), None);
-        let told = queue.push(&batch(2, MOST_BYTES + 1)).unwrap();
-        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool DIR"), "{told}");
+        let message = queue.push(&batch(2, MOST_BYTES + 1)).unwrap();
+        assert!(
+            message.starts_with("a profile of 64.0 MiB was dropped") && message.contains("--spool DIR"),
+            "{message}"
+        );
         assert_eq!(queue.push(&batch(2, MOST_BYTES + 1)), None);
         let counts = queue.counts();
         assert_eq!((counts.dropped, counts.waiting, queue.next().unwrap().1.body[0]), (2, 1, 1));
-        let told = queue.push(&batch(3, MOST_BYTES)).unwrap();
-        assert!(told.starts_with("1 profile dropped (oldest first)"), "{told}");
+        let message = queue.push(&batch(3, MOST_BYTES)).unwrap();
+        assert!(message.starts_with("1 profile dropped (oldest first)"), "{message}");
         assert_eq!(queue.push(&batch(4, MOST_BYTES)), None);
     }
 
@@ -364,8 +374,11 @@ mod tests {
     fn of_a_spool_that_is_too_small_its_size_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let queue = Queue::on_disk(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
-        let told = queue.push(&batch(1, 1 << 20)).unwrap();
-        assert!(told.contains("1.00 MiB") && told.contains("2.00 KiB") && told.contains("--spool-bytes"), "{told}");
+        let message = queue.push(&batch(1, 1 << 20)).unwrap();
+        assert!(
+            message.contains("1.00 MiB") && message.contains("2.00 KiB") && message.contains("--spool-bytes"),
+            "{message}"
+        );
         assert_eq!((queue.counts().dropped, queue.counts().waiting), (1, 0));
     }
 }

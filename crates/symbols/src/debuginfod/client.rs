@@ -76,7 +76,7 @@ impl Client {
     }
 
     /// Reports downloads to `progress`.
-    pub fn tell(&mut self, progress: Arc<Progress>) {
+    pub fn report_to(&mut self, progress: Arc<Progress>) {
         self.progress = progress;
     }
 

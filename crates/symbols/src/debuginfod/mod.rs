@@ -31,8 +31,8 @@ impl Debuginfod {
     }
 
     /// Reports downloads to `progress` from now on.
-    pub fn tell(&self, progress: Arc<Progress>) {
-        self.client().tell(progress);
+    pub fn report_to(&self, progress: Arc<Progress>) {
+        self.client().report_to(progress);
     }
 
     /// Begins a batch. Its downloads together have a time limit.

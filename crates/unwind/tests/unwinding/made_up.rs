@@ -25,9 +25,9 @@ impl Memory for Words {
 }
 
 /// Module 0 is a file with these bytes, module 1 anonymous memory.
-struct Made(Vec<u8>);
+struct FileOfBytes(Vec<u8>);
 
-impl ModuleFiles for Made {
+impl ModuleFiles for FileOfBytes {
     fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
         if module.0 == 0 { Ok(Arc::new(self.0.clone())) } else { Err("no file".into()) }
     }
@@ -52,7 +52,7 @@ fn mappings() -> Vec<Mapping> {
 }
 
 /// The stack from `ip` with these words, as (distance from the stack pointer, word); the frame pointer is at `fp`.
-fn walked(made: &mut Made, ip: u64, fp: u64, words: &[(u64, u64)]) -> Arc<RawStack> {
+fn walked(made: &mut FileOfBytes, ip: u64, fp: u64, words: &[(u64, u64)]) -> Arc<RawStack> {
     let mappings = mappings();
     let space = SpaceView { key: ProcessKey::default(), generation: None, mappings: &mappings };
     let registers = Registers { ip, sp: STACK, fp, lr: 0 };
@@ -93,7 +93,7 @@ fn any_memory_gives_the_stack_of_a_copy() {
 
 #[test]
 fn frame_pointers_lead_through_code_without_call_frame_information() {
-    let mut made = Made(vec![0x90; 0x1000]);
+    let mut made = FileOfBytes(vec![0x90; 0x1000]);
     let records = [(0x20, STACK + 0x40), (0x28, CODE + 0x200), (0x40, 0), (0x48, CODE + 0x300)];
     let stack = walked(&mut made, CODE + 0x100, STACK + 0x20, &records);
     assert_eq!(addresses(&stack), [CODE + 0xff, CODE + 0x1ff, CODE + 0x2ff]);
@@ -109,7 +109,7 @@ fn frame_pointers_lead_through_code_without_call_frame_information() {
 
 #[test]
 fn code_in_no_mapping_is_left_by_frame_pointer_too() {
-    let mut made = Made(vec![0x90; 0x1000]);
+    let mut made = FileOfBytes(vec![0x90; 0x1000]);
     let stack = walked(&mut made, 0x1234, STACK + 0x20, &[(0x20, 0), (0x28, CODE + 0x200)]);
     assert_eq!(addresses(&stack), [0x1233, CODE + 0x1ff]);
     assert_eq!((stack.frames[0].module, stack.frames[1].module), (None, Some(ModuleId(0))));
@@ -125,12 +125,12 @@ fn trampolines_are_left_if_a_call_precedes_their_return_address() {
     let mut file = vec![0x90; 0x1000];
     file[0x2fe..0x300].copy_from_slice(&[0xff, 0xd1]);
     let words = |caller: u64| [(0x20, 0), (0x28, JIT + 0x10), (0x38, caller)];
-    let stack = walked(&mut Made(file.clone()), CODE + 0x100, STACK + 0x20, &words(CODE + 0x300));
+    let stack = walked(&mut FileOfBytes(file.clone()), CODE + 0x100, STACK + 0x20, &words(CODE + 0x300));
     assert_eq!(addresses(&stack), [CODE + 0xff, JIT + 0xf, CODE + 0x2ff]);
-    assert!(stack.has_jit_code(&Made(vec![])));
+    assert!(stack.has_jit_code(&FileOfBytes(vec![])));
     // Not after another instruction, not into code other than the caller's, and not outside of the file.
     for caller in [CODE + 0x301, CODE + 2, JIT + 0x20, 0x1234] {
-        let stack = walked(&mut Made(file.clone()), CODE + 0x100, STACK + 0x20, &words(caller));
+        let stack = walked(&mut FileOfBytes(file.clone()), CODE + 0x100, STACK + 0x20, &words(caller));
         assert_eq!(addresses(&stack), [CODE + 0xff, JIT + 0xf], "{caller:#x}");
     }
 }
@@ -176,7 +176,7 @@ fn bits_above_the_address_are_ignored() {
     let mut memory = Words(HashMap::from([(STACK + 0x20, 0), (STACK + 0x28, signed)]));
     let mut frames = |bits| {
         let mut unwinder = Unwinder::new(Limits::default(), bits);
-        let made = &mut Made(vec![0x90; 0x1000]);
+        let made = &mut FileOfBytes(vec![0x90; 0x1000]);
         unwinder.unwind_in(made, &space, &registers, &[], &mut memory).frames.len()
     };
     assert_eq!((frames(AddressBits::lowest(48)), frames(AddressBits::ALL)), (2, 1));

@@ -199,7 +199,7 @@ fn excuse(module: Option<&Module>, at: At, lost: bool) -> Option<&'static str> {
 
 /// Counts of steps.
 #[derive(Debug, Default)]
-struct Seen {
+struct StepCounts {
     steps: u64,
     equal: u64,
     /// Steps after which all registers were compared.
@@ -214,7 +214,7 @@ fn compare(
     (modules, theirs, cache): (&Modules, &Theirs, &mut CacheNative<MayAllocateDuringUnwind>),
     (registers, copy): (&Registers, &[u8]),
     (stack, nowhere): (&RawStack, Option<RuntimeFrame>),
-    seen: &mut Seen,
+    seen: &mut StepCounts,
 ) {
     let in_copy = |address: u64| address.checked_sub(registers.sp).and_then(|at| u32::try_from(at).ok());
     let mut read = |address: u64| in_copy(address).and_then(|at| word(copy, at)).ok_or(());
@@ -269,7 +269,7 @@ fn random_walks_agree_with_framehop() {
     let space = SpaceView { key: ProcessKey::default(), generation: Some(1), mappings: &mappings };
     let mut unwinder = Unwinder::new(Limits::default(), AddressBits::default());
     let mut random = Random(setting(SEED, 1));
-    let (walks, mut seen, mut words) = (setting(WALKS, 6000) as usize, Seen::default(), Vec::new());
+    let (walks, mut seen, mut words) = (setting(WALKS, 6000) as usize, StepCounts::default(), Vec::new());
     for walk in 0..walks {
         if walk % WALKS_OF_STACK == 0 {
             words = stack(&modules, &mut random);

@@ -17,9 +17,9 @@ const NEW_JIT: u64 = JIT + 0x10_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
 
 /// Module 0 is a file without call frame information, module 1 anonymous memory.
-struct Made;
+struct FileWithoutCfi;
 
-impl ModuleFiles for Made {
+impl ModuleFiles for FileWithoutCfi {
     fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
         if module.0 == 0 { Ok(Arc::new(vec![0x90; 0x1000])) } else { Err("no file".into()) }
     }
@@ -90,7 +90,7 @@ fn walked(unwinder: &mut Unwinder, runtime: &mut Made4, jit: u64, copied: usize)
     let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
     let stack = &bytes[..copied.min(bytes.len())];
     let capture = Capture { registers: &registers, stack: stack.into(), in_flight: &[], flaws: Flaws::default() };
-    unwinder.unwind_with(&mut Made, runtime, &space, capture)
+    unwinder.unwind_with(&mut FileWithoutCfi, runtime, &space, capture)
 }
 
 fn offsets(stack: &RawStack) -> Vec<u64> {

@@ -98,12 +98,12 @@ fn of_mappings() {
         let recorder = recorder(target.pid(), hook, 1);
         let (profile, stats, cost) = recorded_exactly(target, recorder);
         assert_eq!(stats.lost(), 0, "{stats:?}");
-        let told = profile.notes.iter().any(|note| note.contains("mappings"));
+        let is_reported = profile.notes.iter().any(|note| note.contains("mappings"));
         seen(
             &fault,
             name_of(hook),
             1,
-            &format!("totals exact{}; {cost}", if told { ", what is not kept is told" } else { "" }),
+            &format!("totals exact{}; {cost}", if is_reported { ", what is not kept is told" } else { "" }),
         );
     }
 }
@@ -133,10 +133,10 @@ fn of_stacks() {
             "{of_their_own}, {without_copy}, {shortened}, {together}"
         );
     }
-    let is_told = |what: &str| profile.notes.iter().any(|note| note.contains(what));
-    assert!(without_copy == 0 || is_told("have only their caller as a stack"), "{:?}", profile.notes);
-    assert!(shortened == 0 || is_told("have only the innermost part of their stack"), "{:?}", profile.notes);
-    assert!(together == 0 || is_told("[other stacks]"), "{:?}", profile.notes);
+    let is_reported = |what: &str| profile.notes.iter().any(|note| note.contains(what));
+    assert!(without_copy == 0 || is_reported("have only their caller as a stack"), "{:?}", profile.notes);
+    assert!(shortened == 0 || is_reported("have only the innermost part of their stack"), "{:?}", profile.notes);
+    assert!(together == 0 || is_reported("[other stacks]"), "{:?}", profile.notes);
     let what = format!(
         "totals exact; {} stacks kept, {together} put together in {overflow} rows of other stacks, {without_copy} with their caller alone; {} samples \
          lost; {cost}",

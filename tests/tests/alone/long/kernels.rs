@@ -22,7 +22,7 @@ const NO: &str = "no";
 /// The programs that the tests run.
 const PROGRAMS: [&str; 5] = ["mix", "threads", "pairs", "family", "preempted"];
 
-fn tell(feature: &str, value: &str) {
+fn report(feature: &str, value: &str) {
     println!("\nkernel: {feature}: {value}");
 }
 
@@ -60,7 +60,7 @@ fn a_kernel_that_is_too_old_is_named() {
     let Some(_turn) = turn("a_kernel_that_is_too_old_is_named") else { return };
     let found = doctor();
     if let Some(link) = found["kernel"]["link"].as_str() {
-        return tell("links of a recording", link);
+        return report("links of a recording", link);
     }
     let mut target = Target::start(&program("mix"), ["100"]);
     let refused = Recorder::of(target.pid(), 1).refused();
@@ -69,7 +69,7 @@ fn a_kernel_that_is_too_old_is_named() {
     assert_ne!(refused.status.code(), Some(0));
     assert_eq!(said.len(), 1, "{}", refused.stderr);
     assert!(said[0].contains("is too old") && said[0].contains("Linux 5.17"), "{}", said[0]);
-    tell("links of a recording", NO);
+    report("links of a recording", NO);
 }
 
 /// Records a program from READY to its report.
@@ -91,17 +91,17 @@ fn one_process_with_every_kind_of_link() {
         if works(found, check) {
             exact_with("mix", &["400"], &[["--hook", "probe"], ["--link", link]]);
         }
-        tell(&format!("`--pid`, {link} links"), if works(found, check) { EXACT } else { NO });
+        report(&format!("`--pid`, {link} links"), if works(found, check) { EXACT } else { NO });
     }
     assert!(works(found, "perf links"), "every kernel has these: {found}");
-    tell("links to one process see all threads", if works(found, "links to one process") { "yes" } else { NO });
+    report("links to one process see all threads", if works(found, "links to one process") { "yes" } else { NO });
 }
 
 #[test]
 fn threads() {
     let Some(_usable) = usable("threads") else { return };
     exact_with("threads", &["128"], &[]);
-    tell("threads", EXACT);
+    report("threads", EXACT);
 }
 
 /// Since Linux 7.0 the BPF programs at a thread's end may be preempted by another thread that ends, for which the
@@ -122,7 +122,7 @@ fn threads_that_end_while_others_do() {
         assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{hook:?}: {stats:?}");
         assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{hook:?}: {stats:?}");
     }
-    tell("threads that end while others do", EXACT);
+    report("threads that end while others do", EXACT);
 }
 
 /// As above, with the system calls of `--mmap`. There are only two BPF programs at the entry and the exit of a call,
@@ -136,16 +136,16 @@ fn mappings_that_threads_make_while_others_do() {
         let truth = target.run();
         println!("the kernel skipped {:?}", kernel::runs_skipped(recording.pid()));
         let (profile, stats) = recording.stop().results();
-        let (missing, told) = (truth.allocs() - stats.submitted, stats.other["mapping_calls_skipped"]);
-        assert!(missing <= told, "{missing} calls are missing: {stats:?}");
+        let (missing, reported) = (truth.allocs() - stats.submitted, stats.other["mapping_calls_skipped"]);
+        assert!(missing <= reported, "{missing} calls are missing: {stats:?}");
         let is_said = profile.notes.iter().any(|note| note.contains("system calls of the host were not seen"));
-        assert_eq!(is_said, told > 0, "{:?}", profile.notes);
-        if (told, stats.other["system_calls_lost"]) == (0, 0) {
+        assert_eq!(is_said, reported > 0, "{:?}", profile.notes);
+        if (reported, stats.other["system_calls_lost"]) == (0, 0) {
             checks::sites(&profile, &truth, 1, Compare::All);
         }
-        println!("{missing} of {} calls are missing, {told} are told of", truth.allocs());
+        println!("{missing} of {} calls are missing, {reported} are told of", truth.allocs());
     }
-    tell("mappings that threads make while others do", "exact, or told");
+    report("mappings that threads make while others do", "exact, or told");
 }
 
 /// Follows family.c into its second process.
@@ -173,14 +173,14 @@ fn family(mode: &str) {
 fn forks() {
     let Some(_usable) = usable("forks") else { return };
     family("fork");
-    tell("fork", EXACT);
+    report("fork", EXACT);
 }
 
 #[test]
 fn execs() {
     let Some(_usable) = usable("execs") else { return };
     family("exec");
-    tell("exec", EXACT);
+    report("exec", EXACT);
 }
 
 /// A recording of the whole host has the target's calls, among others.
@@ -193,7 +193,7 @@ fn the_whole_host() {
     let truth = target.run();
     let (profile, _) = recording.stop().results();
     checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
-    tell("`--all`", EXACT);
+    report("`--all`", EXACT);
 }
 
 /// A command that heapbpf starts is recorded from its first call.
@@ -202,11 +202,11 @@ fn a_command() {
     let Some(_usable) = usable("a_command") else { return };
     let recording = Recorder::new().interval(1).command(&program("mix"), ["400"]).start();
     assert!(recording.line().starts_with("READY "));
-    let report = recording.line();
-    let truth = serde_json::from_str(&report).unwrap_or_else(|error| panic!("not a report: {error}: {report}"));
+    let answer = recording.line();
+    let truth = serde_json::from_str(&answer).unwrap_or_else(|error| panic!("not a report: {error}: {answer}"));
     let (profile, _) = recording.finish().results();
     checks::sites(&profile, &truth, 1, Compare::Allocated);
-    tell("`-- COMMAND`", EXACT);
+    report("`-- COMMAND`", EXACT);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn inline_hooks() {
         checks::sites(&profile, &truth, 1, Compare::All);
         inline::counted_exactly(&stats, &truth);
     }
-    tell("`--hook inline`", EXACT);
+    report("`--hook inline`", EXACT);
 }
 
 /// `--mmap` needs BPF programs at system calls.
@@ -230,7 +230,7 @@ fn mappings() {
     let truth = target.run();
     let (profile, _) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
-    tell("`--mmap`", EXACT);
+    report("`--mmap`", EXACT);
 }
 
 /// A ring of one page while the daemon is stopped: each lost record is counted.
@@ -246,7 +246,7 @@ fn losses() {
     assert!(stats.lost() > 1000, "a page cannot hold them: {stats:?}");
     assert_eq!((stats.hits, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
     assert_eq!(profile.totals.inuse_objects.as_ref().map(|figure| figure.value()), Some(0.0));
-    tell("losses", "counted");
+    report("losses", "counted");
 }
 
 /// The kernel kills heapbpf, its guardian and its cleaner at the same moment: by running out of memory, if the mount
@@ -273,7 +273,7 @@ fn killed_with_all_its_helpers() {
         checks::sites(&profile, &truth, 1, Compare::All);
         println!("{hook:?}: killed by {how}");
     }
-    tell("killed with all its helpers, the next one is", EXACT);
+    report("killed with all its helpers, the next one is", EXACT);
 }
 
 /// Number of instructions that the verifier followed for each BPF program of a recording. The limit is a million.
@@ -327,5 +327,5 @@ fn no_program_shares_its_stack() {
             assert!(!code.windows(PRIVATE_STACK.len()).any(|at| at == PRIVATE_STACK), "{name} has a stack of its own");
         }
     }
-    tell("a stack that no other thread uses", "yes");
+    report("a stack that no other thread uses", "yes");
 }

@@ -90,7 +90,7 @@ fn memory_stays_flat_and_estimates_do_not_drift() {
         samples.push(sample(address, begun.elapsed().as_secs_f64()));
     }
     recording.stop();
-    let told = unharmed.ends_well();
+    let answer = unharmed.ends_well();
     for mut other in others {
         other.go();
         assert!(other.line().starts_with("OK"));
@@ -131,7 +131,7 @@ fn memory_stays_flat_and_estimates_do_not_drift() {
         1.0 / (drift.increments as f64).sqrt(),
         drift.spread
     );
-    println!("targets right: {told}");
+    println!("targets right: {answer}");
     assert!(line.slope - BEYOND_CHANCE * line.error < GROWTH * mean, "the daemon's memory grows: {line:?}");
     assert!(drift.at_end.abs() < BEYOND_CHANCE, "estimates drift: {drift:?}");
     assert!(drift.mean.abs() * (drift.increments as f64).sqrt() < BEYOND_CHANCE, "estimates drift: {drift:?}");

@@ -37,9 +37,9 @@ fn attached_and_detached() {
             hits += stats.hits;
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let answer = target.ends_well();
         assert!(as_wanted > 0, "never hooked as wanted");
-        let what = format!("nothing left, target right ({told}); {as_wanted} hooked as asked; {hits} calls counted");
+        let what = format!("nothing left, target right ({answer}); {as_wanted} hooked as asked; {hits} calls counted");
         seen("attached and detached", name_of(hook), times(3), &what);
     }
 }
@@ -92,9 +92,9 @@ fn killed() {
             with_links += u32::from(!held.is_empty());
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let answer = target.ends_well();
         let what = format!(
-            "no probe, no link and no inline hook left, target right ({told}); {with_links} killed with links, {hooked} with \
+            "no probe, no link and no inline hook left, target right ({answer}); {with_links} killed with links, {hooked} with \
              inline hooks"
         );
         seen("heapbpf killed (SIGKILL)", name_of(hook), times(4), &what);
@@ -177,11 +177,11 @@ fn killed_with_all_its_helpers() {
             }
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let answer = target.ends_well();
         let leaks = leaks(&killed);
         let what = format!(
             "{} processes killed by {how}; {hooked} times hooks stayed, and the next heapbpf or doctor --clean took them out; \
-             {} probes leaked by the kernel; target right ({told})",
+             {} probes leaked by the kernel; target right ({answer})",
             killed.len(),
             leaks.len()
         );
@@ -236,12 +236,12 @@ fn without_file_descriptors() {
         let words = outcome.stderr.to_lowercase();
         assert!(outcome.status.code() == Some(0) || words.contains("too many open files"), "{}", outcome.stderr);
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let answer = target.ends_well();
         refused.sort_unstable();
         refused.dedup();
         let what = format!(
             "{began} recorded, the others said which limit to raise (with {refused:?}); with none left while it records \
-             its exit status is {:?}; nothing left, target right ({told})",
+             its exit status is {:?}; nothing left, target right ({answer})",
             outcome.status.code()
         );
         seen(fault, name_of(hook), times(2) + 1, &what);
@@ -281,9 +281,9 @@ fn without_space_on_the_disk() {
             }
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let answer = target.ends_well();
         let what =
-            format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({told})");
+            format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({answer})");
         seen(fault, name_of(hook), times(1), &what);
     }
 }
@@ -306,8 +306,8 @@ fn with_a_limit_on_the_size_of_files() {
             assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
-        let what = format!("\"File too large\", exit status 1; nothing left, target right ({told})");
+        let answer = target.ends_well();
+        let what = format!("\"File too large\", exit status 1; nothing left, target right ({answer})");
         seen(fault, name_of(hook), times(1), &what);
     }
 }

@@ -25,10 +25,10 @@ fn enduring(arguments: &[&str]) -> Target {
 fn ends_well(mut target: Target) -> String {
     nothing_stays_in(target.pid());
     target.go();
-    let told = target.line();
-    assert!(told.starts_with("OK"), "{told}");
+    let reply = target.line();
+    assert!(reply.starts_with("OK"), "{reply}");
     assert!(target.end().success(), "it came to harm");
-    told
+    reply
 }
 
 /// The state of a process from `/proc/PID/stat`.
@@ -84,8 +84,8 @@ fn under_strace() {
             tracer.stop("strace");
         }
         no_link_is_orphaned(&before);
-        let told = ends_well(target);
-        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; strace goes on, target right ({told})"));
+        let reply = ends_well(target);
+        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; strace goes on, target right ({reply})"));
     }
 }
 
@@ -129,8 +129,8 @@ fn under_gdb() {
             until("gdb is gone", || tracer_of(pid) == 0);
         }
         no_link_is_orphaned(&before);
-        let told = ends_well(target);
-        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; gdb ends as it should, target right ({told})"));
+        let reply = ends_well(target);
+        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; gdb ends as it should, target right ({reply})"));
     }
 }
 
@@ -193,8 +193,8 @@ fn stopped() {
             signal(pid, libc::SIGCONT);
         }
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
-        seen(fault, name_of(hook), times(2), &format!("hooked {how:?}; stays stopped until told, right ({told})"));
+        let reply = target.ends_well();
+        seen(fault, name_of(hook), times(2), &format!("hooked {how:?}; stays stopped until told, right ({reply})"));
     }
 }
 
@@ -248,11 +248,11 @@ fn executing_in_a_loop() {
         assert!(hits[0] > 0 && (hits[1] > 0 || times(2) < 2), "nothing was counted: {hits:?}");
         no_link_is_orphaned(&before);
         target.go();
-        let told = target.line();
-        assert!(told.starts_with("OK"), "{told}");
+        let reply = target.line();
+        assert!(reply.starts_with("OK"), "{reply}");
         nothing_stays_in(target.pid());
         assert!(target.end().success(), "it came to harm");
-        let what = format!("calls counted by its name and by its pid: {hits:?}; target right ({told})");
+        let what = format!("calls counted by its name and by its pid: {hits:?}; target right ({reply})");
         seen(fault, name_of(hook), times(2), &what);
     }
 }
@@ -280,8 +280,8 @@ fn many_threads() {
             how.insert(without_numbers(&hooked_how(&stats)));
         }
         no_link_is_orphaned(&before);
-        let told = ends_well(target);
-        seen(&fault, name_of(hook), times(1), &format!("hooked {how:?}; target right ({told})"));
+        let reply = ends_well(target);
+        seen(&fault, name_of(hook), times(1), &format!("hooked {how:?}; target right ({reply})"));
     }
 }
 
@@ -357,9 +357,9 @@ fn with_other_tracers() {
         }
         assert!(counts[1] > 0, "{counts:?}");
         no_link_is_orphaned(&before);
-        let told = target.ends_well();
+        let reply = target.ends_well();
         let what = format!(
-            "hooked as asked {both} times; calls counted by the first, the second and bpftrace: {counts:?}; target right ({told})"
+            "hooked as asked {both} times; calls counted by the first, the second and bpftrace: {counts:?}; target right ({reply})"
         );
         seen(fault, name_of(hook), times(1), &what);
     }

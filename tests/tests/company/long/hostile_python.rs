@@ -109,8 +109,8 @@ fn what_an_interpreter_keeps_may_be_rewritten_while_it_is_recorded() {
             let recording = recorder.option("--ring-bytes", "16MiB").start();
             let begin = Instant::now();
             target.go();
-            let told = target.line();
-            assert!(told.starts_with(&BLOCKS.to_string()) && !told.ends_with(" 0"), "{told}");
+            let answer = target.line();
+            assert!(answer.starts_with(&BLOCKS.to_string()) && !answer.ends_with(" 0"), "{answer}");
             let truth = other.run();
             let outcome = recording.stop();
             println!("{:.1} s", begin.elapsed().as_secs_f64());
@@ -138,9 +138,9 @@ fn a_recording_may_begin_while_an_interpreter_is_rewritten() {
         let recording = hook.iter().fold(recorder, |recorder, flag| recorder.flag(flag)).start();
         std::thread::sleep(std::time::Duration::from_secs(1));
         let outcome = recording.stop();
-        let told = target.line();
+        let answer = target.line();
         check(&format!("in the middle, {hook:?}"), &outcome, target.pid(), false);
-        assert!(told.starts_with(&MANY_BLOCKS.to_string()), "{told}");
+        assert!(answer.starts_with(&MANY_BLOCKS.to_string()), "{answer}");
         assert!(target.end().success(), "the target came to harm");
     }
 }

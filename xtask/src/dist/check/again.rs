@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 
 use crate::context::Context;
-use crate::dist::{Made, Release, git, make};
+use crate::dist::{Release, ReleaseBinary, git, make};
 use crate::shell::{read, say};
 
 /// Builds again and compares all files and the binary.
-pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Result<()> {
+pub fn compare(context: &Context, release: &Release, made: &ReleaseBinary) -> anyhow::Result<()> {
     // The directory's name has a different length, which would show in debug information and in string tables.
     let dir = release.work().join("again/in-another-directory");
     copy_source(&context.root, &dir)?;

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
-use super::{Made, Release};
+use super::{Release, ReleaseBinary};
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::shell::{run, say};
@@ -31,7 +31,7 @@ pub enum Part {
 pub fn check(
     context: &Context,
     release: &Release,
-    made: &Made,
+    made: &ReleaseBinary,
     part: Part,
     alpine: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {

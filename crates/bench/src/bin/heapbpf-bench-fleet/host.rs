@@ -31,7 +31,7 @@ pub struct Host {
 }
 
 /// A profile and the truth about it.
-pub struct Known {
+pub struct ProfileAndTruth {
     /// The profile.
     pub profile: Profile,
     /// Bytes actually allocated, by innermost function.
@@ -67,7 +67,7 @@ impl Fleet {
     }
 
     /// The profile of this host.
-    pub fn profile(&self, host: &Host) -> Known {
+    pub fn profile(&self, host: &Host) -> ProfileAndTruth {
         let mut random = Rng::with_seed(1 + host.number as u64);
         let mut truth = HashMap::new();
         let mut rows = Vec::new();
@@ -113,7 +113,7 @@ impl Fleet {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Known { profile, truth }
+        ProfileAndTruth { profile, truth }
     }
 }
 

@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use heapbpf_profile::formats::{FORMATS, WriteOptions};
 use heapbpf_profile::model::Profile;
 use heapbpf_record::recent::Recent;
-use heapbpf_record::requests::Made;
+use heapbpf_record::requests::FinishedProfile;
 use heapbpf_record::stats::Stats;
 use heapbpf_serve::metrics::{Metrics, Serving};
 use host::{Fleet, Host};
@@ -91,7 +91,7 @@ fn kib(bytes: u64) -> String {
 fn metrics(profile: Profile) -> String {
     let keys = profile.processes.iter().map(|process| ProcessKey { start_ns: 1, tgid: process.pid, exec_id: 0 });
     let keys = keys.collect();
-    let made = Made {
+    let made = FinishedProfile {
         profile,
         stats: Stats::default(),
         keys,

@@ -60,14 +60,14 @@ fn gperftools_text_is_read_too() {
 /// The format cannot express it: a recording without frees looks as if nothing were in use.
 #[test]
 fn nothing_in_use_may_mean_that_frees_were_not_followed() {
-    let told = |text: &str| {
+    let is_reported = |text: &str| {
         let profile = parse(text.as_bytes()).expect("heap_v2");
         profile.notes.iter().any(|note| note.contains("no stack has blocks in use"))
     };
     let stack = "@ 0x401001\n  t*: 0: 0 [10: 655360]\n";
-    assert!(told(&format!("heap_v2/524288\n  t*: 0: 0 [10: 655360]\n{stack}")));
+    assert!(is_reported(&format!("heap_v2/524288\n  t*: 0: 0 [10: 655360]\n{stack}")));
     let other = stack.replace("0: 0 [", "1: 65536 [").replace("0x401001", "0x402002");
-    assert!(!told(&format!("heap_v2/524288\n  t*: 1: 65536 [20: 1310720]\n{stack}{other}")));
-    assert!(!told(JEMALLOC));
-    assert!(!told("heap_v2/524288\n  t*: 0: 0 [0: 0]\n"));
+    assert!(!is_reported(&format!("heap_v2/524288\n  t*: 1: 65536 [20: 1310720]\n{stack}{other}")));
+    assert!(!is_reported(JEMALLOC));
+    assert!(!is_reported("heap_v2/524288\n  t*: 0: 0 [0: 0]\n"));
 }

@@ -47,7 +47,7 @@ struct Walked {
 }
 
 /// A code object.
-struct Known {
+struct CodeObject {
     check: u64,
     /// `None` if it could not be read.
     function: Option<(u32, Code)>,
@@ -61,7 +61,7 @@ struct Process {
     memory: Option<Arc<File>>,
     /// Whether a read of it took too long, so that there will be no other.
     gave_up: bool,
-    codes: HashMap<u64, Known>,
+    codes: HashMap<u64, CodeObject>,
     /// Memory that they use, bytes.
     held_bytes: usize,
 }
@@ -84,7 +84,7 @@ impl Process {
     /// Keeps a code object, or the fact that it is unreadable.
     fn keep(&mut self, address: u64, check: u64, function: Option<(u32, Code)>) {
         self.held_bytes += ENTRY_BYTES + function.as_ref().map_or(0, |(_, code)| code.held_bytes());
-        self.codes.insert(address, Known { check, function, lines: HashMap::new() });
+        self.codes.insert(address, CodeObject { check, function, lines: HashMap::new() });
     }
 
     /// Memory that can be given back, bytes: what was dropped is read again when a stack needs it.
@@ -223,7 +223,7 @@ impl Pythons {
             let mut frames = Vec::with_capacity(invocation.len());
             for frame in invocation {
                 let known = process.codes.get_mut(&frame.code).filter(|known| known.check == frame.check);
-                let Some(Known { function: Some((function, code)), lines, .. }) = known else {
+                let Some(CodeObject { function: Some((function, code)), lines, .. }) = known else {
                     // Its code object has been freed since, as happens to those of `exec`.
                     frames.push(raw_frame(UNKNOWN_FUNCTION, 0));
                     continue;
