@@ -89,8 +89,11 @@ fn source(dir: &Path, recorded: &str) -> Result<Source, String> {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
             Err(error) => {
                 let leads_out = error.raw_os_error() == Some(libc::EXDEV);
-                let why =
-                    if leads_out { "not read, because it leads out of the directory".into() } else { error.to_string() };
+                let why = if leads_out {
+                    "not read, because it leads out of the directory".into()
+                } else {
+                    error.to_string()
+                };
                 // A link at one place does not hide the file at another.
                 refused.get_or_insert_with(|| failed(&why));
                 continue;
