@@ -50,7 +50,7 @@ use heapbpf_kernel::generations::Generations;
 use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
 use heapbpf_kernel::totals;
 use heapbpf_probes::Table;
-use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Target};
+use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Refusal, Target};
 use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -360,7 +360,14 @@ impl InlineHooks {
             self.decided.insert((pid, key), (process, service));
             return (service, None);
         };
-        let hooked = prepared.and_then(|prepared| self.hook(prepared, wanted.sampled));
+        let hooked = prepared.and_then(|prepared| {
+            // It was prepared before the earlier attempts.
+            if attempts != Attempts::default() && limits::is_frozen(pid) {
+                self.undo_aside(prepared);
+                return Err(Refusal::Frozen.into());
+            }
+            self.hook(prepared, wanted.sampled)
+        });
         let (service, refused) = match hooked {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|pause| refused.may_pass_in(*pause)) {
