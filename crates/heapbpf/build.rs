@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 fn main() -> Result<(), String> {
     let variable = |name: &str| env::var_os(name).ok_or(format!("cargo did not set {name}"));
     let embedded = Path::new(&variable("OUT_DIR")?).join("heapbpf-probes");
-    let crate_folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let workspace = crate_folder.ancestors().nth(2).ok_or("the crate's folder is not in the workspace")?;
+    let crate_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let workspace = crate_dir.ancestors().nth(2).ok_or("the crate's directory is not in the workspace")?;
     let object = match env::var_os("HEAPBPF_BPF_OBJECT") {
         Some(path) => PathBuf::from(path),
         None => {
@@ -17,8 +17,8 @@ fn main() -> Result<(), String> {
                 variable("CARGO_CFG_TARGET_ARCH")?.into_string().map_err(|_| "a strange architecture")?;
             let host = variable("HOST")?;
             let is_host = host.to_string_lossy().split('-').next() == Some(&architecture);
-            let folder = if is_host { "bpf".to_owned() } else { format!("bpf-{architecture}") };
-            workspace.join("target").join(folder).join("bpfel-unknown-none/bpf/heapbpf-probes")
+            let dir = if is_host { "bpf".to_owned() } else { format!("bpf-{architecture}") };
+            workspace.join("target").join(dir).join("bpfel-unknown-none/bpf/heapbpf-probes")
         }
     };
     println!("cargo::rerun-if-env-changed=HEAPBPF_BPF_OBJECT");

@@ -9,10 +9,10 @@ const MOST: usize = 300;
 /// Runs `check` on an input and on variants of it. If `HEAPBPF_FUZZ_CORPUS` names a directory, also writes the input to
 /// `<directory>/<target>`, as a starting point for a fuzzer.
 pub fn replay(target: &str, name: &str, input: &[u8], check: impl Fn(&[u8])) {
-    if let Some(folder) = std::env::var_os("HEAPBPF_FUZZ_CORPUS") {
-        let folder = std::path::Path::new(&folder).join(target);
-        std::fs::create_dir_all(&folder).expect("a folder for inputs");
-        std::fs::write(folder.join(name), input).expect("a file for an input");
+    if let Some(dir) = std::env::var_os("HEAPBPF_FUZZ_CORPUS") {
+        let dir = std::path::Path::new(&dir).join(target);
+        std::fs::create_dir_all(&dir).expect("a directory for inputs");
+        std::fs::write(dir.join(name), input).expect("a file for an input");
     }
     check(input);
     let step = (input.len() * VALUES.len()).div_ceil(MOST).max(1);

@@ -12,7 +12,7 @@ const BLOCK: usize = 512;
 /// Runs `check` on each of the target's seeds.
 pub fn replay(target: &str, check: impl Fn(&[u8])) {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let mut archives = above.map(|folder| folder.join("fuzz/seeds").join(target).with_extension("tar.gz"));
+    let mut archives = above.map(|dir| dir.join("fuzz/seeds").join(target).with_extension("tar.gz"));
     let archive = archives.find(|archive| archive.is_file()).expect("the seeds are in the workspace");
     let (mut unpacked, mut seeds) = (Vec::new(), 0);
     GzDecoder::new(File::open(archive).expect("it is readable")).read_to_end(&mut unpacked).expect("it is gzip");

@@ -16,13 +16,13 @@ const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 const TOO_MUCH: u64 = (1 << 47) - (1 << 36);
 
 /// Runs a test in a separate process, whose loader has space for the thread-local data of further libraries.
-fn with_room(test: &str, body: impl FnOnce()) {
-    const ROOM: &str = "glibc.rtld.optional_static_tls=65536";
-    if std::env::var("GLIBC_TUNABLES").is_ok_and(|set| set == ROOM) {
+fn with_tls_space(test: &str, body: impl FnOnce()) {
+    const TLS_SPACE: &str = "glibc.rtld.optional_static_tls=65536";
+    if std::env::var("GLIBC_TUNABLES").is_ok_and(|set| set == TLS_SPACE) {
         return body();
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
-    again.args([test, "--exact", "--nocapture"]).env("GLIBC_TUNABLES", ROOM);
+    again.args([test, "--exact", "--nocapture"]).env("GLIBC_TUNABLES", TLS_SPACE);
     assert!(again.status().unwrap().success());
 }
 
@@ -148,7 +148,7 @@ fn calls_whose_results_are_unseen() {
 
 #[test]
 fn exceptions_pass_through_jemalloc() {
-    with_room("exceptions_pass_through_jemalloc", || exceptions_pass(JEMALLOC, true));
+    with_tls_space("exceptions_pass_through_jemalloc", || exceptions_pass(JEMALLOC, true));
 }
 
 #[test]

@@ -14,8 +14,8 @@ use heapbpf_inline::read::Counts;
 const MOST_ROUNDS: u64 = 400;
 
 fn toy(options: &Options) -> Hooked {
-    let folder = tempfile::tempdir().unwrap();
-    let library = folder.path().join("toy.so");
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().join("toy.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/toy.c");
     let built =
         Command::new("cc").args(["-O1", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();

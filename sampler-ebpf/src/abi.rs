@@ -101,7 +101,7 @@ pub const LARGEST_STACK_BYTES: u64 = 64 << 20;
 /// space in the ring.
 pub const FIRST_STACK_BYTES: u64 = 64 << 10;
 /// A longer copy may take this fraction of the ring's free space.
-pub const STACK_ROOM_SHARE: u64 = 8;
+pub const STACK_SPACE_SHARE: u64 = 8;
 /// A copy ends once more pages than this were not in memory: each costs the target about a microsecond.
 pub const MOST_MISSING_PAGES: u32 = 64;
 /// Maximum size of a stack copy, bytes.

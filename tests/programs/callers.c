@@ -8,9 +8,9 @@ NOINLINE char *site_00(size_t n) {
   KEEP(p);
   return p;
 }
-NOINLINE char *site_01(FILE *from, size_t *room) {
+NOINLINE char *site_01(FILE *from, size_t *capacity) {
   char *line = 0;
-  if (getline(&line, room, from) < 0) die("getline");
+  if (getline(&line, capacity, from) < 0) die("getline");
   KEEP(line);
   return line;
 }
@@ -34,11 +34,11 @@ int main(int argc, char **argv) {
     size_t n = 10 + r % 50 * 10;
     char *p = site_00(n); took(0, n + 1);
     if (r % 10) { free(p); gave(0, n + 1); }
-    size_t room = 0;
-    p = site_01(from, &room);
+    size_t capacity = 0;
+    p = site_01(from, &capacity);
     took(1, 120);
-    if (room != 120) { gave(1, 120); took(1, room); }
-    if (r % 10) { free(p); gave(1, room); }
+    if (capacity != 120) { gave(1, 120); took(1, capacity); }
+    if (r % 10) { free(p); gave(1, capacity); }
   }
   report();
   return 0;

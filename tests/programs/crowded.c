@@ -15,11 +15,11 @@ int main(int argc, char **argv) {
   uint64_t count = argument(argc, argv, 2, 12000), rounds = argument(argc, argv, 3, 1000);
   const char *folder = argc > 4 ? argv[4] : "/tmp";
   /* Every other page stays inaccessible, so that the kernel does not merge the mappings. */
-  char *room = mmap(0, count * 2 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) die("no room");
+  char *space = mmap(0, count * 2 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (space == MAP_FAILED) die("no space");
   int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   for (uint64_t i = 0; i < count; i++) {
-    char *page = room + i * 2 * 4096;
+    char *page = space + i * 2 * 4096;
     if (!strcmp(kind, "code")) {
       if (mprotect(page, 4096, PROT_READ | PROT_EXEC)) die("mprotect");
       continue;

@@ -6,8 +6,8 @@
 SITE(00, malloc(n))
 static uint64_t ops;
 static NOINLINE void descend(uint64_t depth) {
-  char room[ROOM];
-  char *there = room;
+  char locals[ROOM];
+  char *there = locals;
   KEEP(there);
   if (depth) {
     descend(depth - 1);

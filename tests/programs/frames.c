@@ -27,10 +27,10 @@ NOINLINE void in_recursion(void) {
 
 /* The size of the frame is known only at run time. */
 NOINLINE void with_alloca(size_t n) {
-  char *room = alloca(n);
-  KEEP(room);
+  char *space = alloca(n);
+  KEEP(space);
   once(1, site_01(100), 100);
-  KEEP(room);
+  KEEP(space);
 }
 
 /* `jumps` ends in a tail jump, so it is no longer on the stack when the site runs. */

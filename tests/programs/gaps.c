@@ -19,18 +19,18 @@ static NOINLINE void allocate(int site) {
   }
 }
 
-static NOINLINE void below_unused_room(int site) {
-  char room[UNUSED];
-  char *there = room;
+static NOINLINE void below_unused_space(int site) {
+  char space[UNUSED];
+  char *there = space;
   KEEP(there);
   allocate(site);
   KEEP(there);
 }
 
-static NOINLINE void below_used_room(int site) {
-  char room[USED];
-  memset(room, site, sizeof room);
-  char *there = room;
+static NOINLINE void below_used_space(int site) {
+  char space[USED];
+  memset(space, site, sizeof space);
+  char *there = space;
   KEEP(there);
   allocate(site);
   KEEP(there);
@@ -38,24 +38,24 @@ static NOINLINE void below_used_room(int site) {
 
 static void *thread_main(void *turn) {
   pthread_mutex_lock(turn);
-  below_unused_room(1);
+  below_unused_space(1);
   return 0;
 }
 
 static void made_by_hand(void) {
   for (int i = 0; i < 2; i++) {
-    below_used_room(2);
+    below_used_space(2);
     swapcontext(&inside, &outside);
   }
-  below_used_room(3);
+  below_used_space(3);
 }
 
 int main(int argc, char **argv) {
   rounds = argument(argc, argv, 1, 100);
   /* What is mapped next lies below. */
-  if (mmap(0, FAR, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED) die("no room");
+  if (mmap(0, FAR, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED) die("no space");
   void *stack = mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (stack == MAP_FAILED) die("no room");
+  if (stack == MAP_FAILED) die("no space");
   getcontext(&inside);
   inside.uc_stack.ss_sp = stack;
   inside.uc_stack.ss_size = STACK;
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
   pthread_t thread;
   if (pthread_create(&thread, 0, thread_main, &turn)) die("no thread");
   ready();
-  below_unused_room(0);
+  below_unused_space(0);
   pthread_mutex_unlock(&turn);
   pthread_join(thread, 0);
   for (int i = 0; i < 2; i++) {

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
   rounds = argument(argc, argv, 1, 100);
   unsigned char *code = mmap(0, CODE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   int turn[2], done[2];
-  if (code == MAP_FAILED || pipe(turn) || pipe(done)) die("no room");
+  if (code == MAP_FAILED || pipe(turn) || pipe(done)) die("no space");
   ready();
   int children[2];
   for (int which = 0; which < 2; which++)

@@ -39,9 +39,9 @@ static NOINLINE char *parse_headers(uint64_t id) {
   return headers;
 }
 static NOINLINE char *render_page(uint64_t id) {
-  size_t room = 256, used = 200 + id % 1500;
-  char *page = malloc(room);
-  while (room < used) page = realloc(page, room *= 2);
+  size_t capacity = 256, used = 200 + id % 1500;
+  char *page = malloc(capacity);
+  while (capacity < used) page = realloc(page, capacity *= 2);
   memset(page, 'p', used);
   USE(page);
   return page;

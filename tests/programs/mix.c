@@ -42,8 +42,8 @@ static void make_plan(void) {
     if (i == 19) n = (n + 63) & ~63u;
     plan[k].size = n; plan[k].site = (uint8_t)i; plan[k].depth = (uint8_t)(i * 26 / 19);
     /* A block lives until its slot is reused, so few slots mean a short lifetime. */
-    uint32_t room = 1u << (4 + i % 10);
-    plan[k].slot = (uint16_t)(next_random(&seed) % room + (SLOTS - room) * (i % 3) / 2);
+    uint32_t range = 1u << (4 + i % 10);
+    plan[k].slot = (uint16_t)(next_random(&seed) % range + (SLOTS - range) * (i % 3) / 2);
   }
 }
 int main(int argc, char **argv) {

@@ -24,15 +24,15 @@ NOINLINE static void descend(int site, uint64_t depth) {
   KEEP(depth);
 }
 NOINLINE static void in_large_frame(int site) {
-  char room[100000];
-  char *there = room;
+  char space[100000];
+  char *there = space;
   KEEP(there);
   for (uint64_t k = 0; k < rounds; k++) { descend(site, k % 7); pause_shortly(); }
   KEEP(there);
 }
 static void *thread_main(void *unused) {
-  char room[60000];
-  char *there = room;
+  char space[60000];
+  char *there = space;
   KEEP(there);
   pthread_barrier_wait(&start);
   in_large_frame(1);
@@ -43,16 +43,16 @@ static void *thread_main(void *unused) {
 
 /* The last call from here is the site's, so its return address stays where it was. */
 NOINLINE static void *leaves(void) {
-  char room[8000];
-  char *there = room;
+  char space[8000];
+  char *there = space;
   KEEP(there);
   void *p = site_02(100);
   KEEP(there);
   return p;
 }
 NOINLINE static void *covers(void) {
-  char room[64000];
-  char *there = room;
+  char space[64000];
+  char *there = space;
   /* All but the upper 7 KB, in which `leaves` has its return address: a page that was never touched cannot be copied. */
   memset(there, 1, 57000);
   KEEP(there);
@@ -61,8 +61,8 @@ NOINLINE static void *covers(void) {
   return p;
 }
 NOINLINE static void *through(void) {
-  char room[3000];
-  char *there = room;
+  char space[3000];
+  char *there = space;
   KEEP(there);
   void *p = covers();
   KEEP(there);

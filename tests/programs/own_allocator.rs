@@ -14,10 +14,10 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 struct OfStore;
 unsafe impl GlobalAlloc for OfStore {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let room = layout.size() + layout.align();
-        let at = USED.fetch_add(room, Ordering::Relaxed);
+        let needed = layout.size() + layout.align();
+        let at = USED.fetch_add(needed, Ordering::Relaxed);
         let start = STORE.0.get() as usize + at;
-        if at + room > BYTES { std::ptr::null_mut() } else { start.next_multiple_of(layout.align()) as *mut u8 }
+        if at + needed > BYTES { std::ptr::null_mut() } else { start.next_multiple_of(layout.align()) as *mut u8 }
     }
     unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
         std::hint::black_box(block);

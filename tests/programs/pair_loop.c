@@ -94,9 +94,9 @@ static void *thread_main(void *i) {
     pthread_barrier_wait(&end);
   }
 }
-static int read_line(char *line, int room) {
+static int read_line(char *line, int capacity) {
   int n = 0;
-  while (n < room - 1) {
+  while (n < capacity - 1) {
     if (read(0, line + n, 1) <= 0) return 0;
     if (line[n] == '\n') break;
     n++;

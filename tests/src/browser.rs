@@ -32,7 +32,7 @@ impl Browser {
     /// If it does not answer.
     pub fn start(width: u32, height: u32) -> Option<Self> {
         let chromium = tool_or_install("chromium", "chromium")?;
-        let home = tempfile::tempdir().expect("a temporary folder");
+        let home = tempfile::tempdir().expect("a temporary directory");
         // The protocol uses descriptors 3 (to the browser) and 4 (from it).
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1", "sh"])

@@ -16,11 +16,11 @@ pub struct Certified {
 }
 
 /// Makes `<name>.crt` and `<name>.key` in a directory, with these additional arguments for `openssl req -x509`.
-fn request(openssl: &Path, folder: &Path, name: &str, more: &[&str]) -> Certified {
-    let [certificate, key] = ["crt", "key"].map(|end| folder.join(format!("{name}.{end}")));
+fn request(openssl: &Path, dir: &Path, name: &str, more: &[&str]) -> Certified {
+    let [certificate, key] = ["crt", "key"].map(|end| dir.join(format!("{name}.{end}")));
     // The system's configuration would add its own extensions.
-    let settings = folder.join("openssl.cnf");
-    std::fs::write(&settings, "[req]\ndistinguished_name=name\n[name]\n").expect("our own folder");
+    let settings = dir.join("openssl.cnf");
+    std::fs::write(&settings, "[req]\ndistinguished_name=name\n[name]\n").expect("our own directory");
     let mut command = Command::new(openssl);
     command.args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
     command.args(["-days", DAYS, "-subj", &format!("/CN=heapbpf {name}")]).arg("-config").arg(settings).args(more);
@@ -33,15 +33,15 @@ fn request(openssl: &Path, folder: &Path, name: &str, more: &[&str]) -> Certifie
 ///
 /// # Panics
 /// If `openssl` cannot make it.
-pub fn self_signed(openssl: &Path, folder: &Path, name: &str) -> Certified {
-    request(openssl, folder, name, &["-addext", "subjectAltName=IP:127.0.0.1"])
+pub fn self_signed(openssl: &Path, dir: &Path, name: &str) -> Certified {
+    request(openssl, dir, name, &["-addext", "subjectAltName=IP:127.0.0.1"])
 }
 
 /// A certificate authority that no system knows.
 #[derive(Clone, Debug)]
 pub struct Authority {
     openssl: PathBuf,
-    folder: PathBuf,
+    dir: PathBuf,
     /// The authority's own certificate.
     pub own: Certified,
 }
@@ -51,10 +51,10 @@ impl Authority {
     ///
     /// # Panics
     /// If `openssl` cannot make it.
-    pub fn new(openssl: &Path, folder: &Path, name: &str) -> Self {
+    pub fn new(openssl: &Path, dir: &Path, name: &str) -> Self {
         let more = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"];
-        let own = request(openssl, folder, name, &more);
-        Self { openssl: openssl.into(), folder: folder.into(), own }
+        let own = request(openssl, dir, name, &more);
+        Self { openssl: openssl.into(), dir: dir.into(), own }
     }
 
     /// Makes a server's certificate for `holder`, such as `IP:127.0.0.1`.
@@ -66,6 +66,6 @@ impl Authority {
         let (authority, key) = (path(&self.own.certificate), path(&self.own.key));
         let holder = format!("subjectAltName={holder}");
         let more = ["-CA", &authority, "-CAkey", &key, "-addext", &holder, "-addext", "basicConstraints=CA:FALSE"];
-        request(&self.openssl, &self.folder, name, &more)
+        request(&self.openssl, &self.dir, name, &more)
     }
 }

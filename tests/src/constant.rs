@@ -132,14 +132,14 @@ impl Cut {
     ///
     /// # Panics
     /// If one is malformed.
-    pub fn snapshots(folder: &Path, passed: u32) -> Vec<Self> {
+    pub fn snapshots(dir: &Path, passed: u32) -> Vec<Self> {
         let later = |number: &u32| *number > passed;
         let cut = |number| {
             let name = format!("profile.{number:04}.json");
-            let profile: Profile = output::read(&folder.join(&name));
+            let profile: Profile = output::read(&dir.join(&name));
             Self::of_figures(name, &profile.totals)
         };
-        numbers_of_snapshots(folder).into_iter().filter(later).map(cut).collect()
+        numbers_of_snapshots(dir).into_iter().filter(later).map(cut).collect()
     }
 
     /// Whether there is an interval that is a single value.
@@ -152,8 +152,8 @@ impl Cut {
 ///
 /// # Panics
 /// If the directory is gone.
-pub fn numbers_of_snapshots(folder: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(folder).expect("the recording's folder").flatten();
+pub fn numbers_of_snapshots(dir: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(dir).expect("the recording's directory").flatten();
     let number = |name: &str| name.strip_prefix("profile.")?.strip_suffix(".json")?.parse().ok();
     let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect();
     numbers.sort_unstable();

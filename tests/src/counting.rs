@@ -10,7 +10,7 @@ use crate::program::library;
 pub struct Counting {
     library: PathBuf,
     file: PathBuf,
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
 impl Default for Counting {
@@ -25,9 +25,9 @@ impl Counting {
     /// # Panics
     /// If it does not compile.
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = folder.path().join("count");
-        Self { library: library("counting", "counting.so", &["-ldl"]), file, _folder: folder }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("count");
+        Self { library: library("counting", "counting.so", &["-ldl"]), file, _dir: dir }
     }
 
     /// Environment variables for the program.

@@ -38,7 +38,7 @@ impl Tables {
 
 /// A generator of such programs.
 pub struct Distinct {
-    folder: TempDir,
+    dir: TempDir,
     content: Vec<u8>,
     made: u64,
 }
@@ -50,8 +50,8 @@ impl Distinct {
     /// If there is no `/bin/true`.
     #[allow(clippy::new_without_default, reason = "it reads a file")]
     pub fn new() -> Self {
-        let folder = TempDir::with_prefix("heapbpf-distinct-").expect("a temporary folder");
-        Self { folder, content: fs::read("/bin/true").expect("it is there"), made: 0 }
+        let dir = TempDir::with_prefix("heapbpf-distinct-").expect("a temporary directory");
+        Self { dir, content: fs::read("/bin/true").expect("it is there"), made: 0 }
     }
 
     /// Makes, runs and deletes `count` programs.
@@ -64,8 +64,8 @@ impl Distinct {
             self.made += 1;
             self.content.truncate(length);
             self.content.extend(self.made.to_le_bytes());
-            let path = self.folder.path().join(format!("program-{}", self.made));
-            fs::copy("/bin/true", &path).and_then(|_| fs::write(&path, &self.content)).expect("room");
+            let path = self.dir.path().join(format!("program-{}", self.made));
+            fs::copy("/bin/true", &path).and_then(|_| fs::write(&path, &self.content)).expect("there is space");
             assert!(Command::new(&path).status().expect("it runs").success());
             fs::remove_file(&path).expect("our own file");
         }
@@ -86,7 +86,7 @@ impl Distinct {
     /// # Panics
     /// If it has ended.
     pub fn open_in(&self, pid: u32) -> usize {
-        let ours = self.folder.path().to_string_lossy().into_owned();
+        let ours = self.dir.path().to_string_lossy().into_owned();
         let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
         let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         paths.filter(|path| path.to_string_lossy().starts_with(&ours)).count()

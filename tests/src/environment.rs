@@ -60,22 +60,22 @@ pub fn is_root() -> bool {
 
 /// The binary under test: `HEAPBPF_BIN`, or the workspace's release build by default.
 pub fn heapbpf() -> PathBuf {
-    std::env::var_os("HEAPBPF_BIN").map_or_else(|| target_folder().join("release/heapbpf"), PathBuf::from)
+    std::env::var_os("HEAPBPF_BIN").map_or_else(|| target_dir().join("release/heapbpf"), PathBuf::from)
 }
 
 /// Cargo's target directory of this build. The test binary is in `<target>/<profile>/deps`.
-pub fn target_folder() -> PathBuf {
+pub fn target_dir() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a file");
-    test.ancestors().nth(3).expect("cargo puts tests three folders deep").to_path_buf()
+    test.ancestors().nth(3).expect("cargo puts tests three directories deep").to_path_buf()
 }
 
 /// `tests/programs`, with the sources of the target programs.
-pub fn programs_folder() -> PathBuf {
+pub fn programs_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
 }
 
 /// `tests/fixtures`, with inputs for third-party programs.
-pub fn fixtures_folder() -> PathBuf {
+pub fn fixtures_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 

@@ -1,6 +1,6 @@
 //! A profile whose functions have hostile names.
 
-use crate::environment::programs_folder;
+use crate::environment::programs_dir;
 use crate::program::program;
 use crate::recorder::Recorder;
 use crate::target::Target;
@@ -23,7 +23,7 @@ pub fn profile() -> serde_json::Value {
     let long = "x".repeat(10_000);
     let text = std::fs::read_to_string(outcome.file("profile.json")).expect("the profile");
     // Screenshots for the documents show where the sources are.
-    let sources = programs_folder().display().to_string();
+    let sources = programs_dir().display().to_string();
     assert!(text.contains(&sources), "source lines");
     let text = text.replace(&sources, "/usr/src/heapbpf/tests/programs");
     let mut profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");

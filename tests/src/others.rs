@@ -67,7 +67,7 @@ pub fn libc_of(pid: u32) -> String {
 /// bpftrace with a uprobe on malloc that counts calls.
 pub struct Bpftrace {
     beside: Beside,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Bpftrace {
@@ -81,20 +81,20 @@ impl Bpftrace {
     /// # Panics
     /// If it does not begin.
     pub fn start(tool: &Path, pid: u32) -> Self {
-        let folder = TempDir::new().expect("a temporary folder");
-        let said = folder.path().join("said");
+        let dir = TempDir::new().expect("a temporary directory");
+        let said = dir.path().join("said");
         let filter = format!("uprobe:{}:malloc /pid == {pid}/ {{ @calls = count(); }}", libc_of(pid));
         let script = format!("{filter} BEGIN {{ printf(\"READY\\n\"); }}");
         let mut command = Command::new(tool);
         command.args(["-p", &pid.to_string(), "-e", &script]).stdin(Stdio::null());
-        command.stdout(File::create(&said).expect("our own folder")).stderr(Stdio::null());
-        let it = Self { beside: Beside(command.spawn().expect("it starts")), folder };
+        command.stdout(File::create(&said).expect("our own directory")).stderr(Stdio::null());
+        let it = Self { beside: Beside(command.spawn().expect("it starts")), dir };
         until("bpftrace begins", || it.said().contains("READY"));
         it
     }
 
     fn said(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("said")).unwrap_or_default()
+        std::fs::read_to_string(self.dir.path().join("said")).unwrap_or_default()
     }
 
     /// Ends it as Ctrl-C would. Returns how many calls it saw.
@@ -102,9 +102,9 @@ impl Bpftrace {
     /// # Panics
     /// If it does not end.
     pub fn stop(self) -> u64 {
-        let Self { beside, folder } = self;
+        let Self { beside, dir } = self;
         beside.stop("bpftrace");
-        let said = std::fs::read_to_string(folder.path().join("said")).unwrap_or_default();
+        let said = std::fs::read_to_string(dir.path().join("said")).unwrap_or_default();
         said.lines().find_map(|line| line.strip_prefix("@calls: ")?.trim().parse().ok()).unwrap_or(0)
     }
 }

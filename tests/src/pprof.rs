@@ -34,7 +34,7 @@ impl Raw {
 /// If it refuses the file.
 pub fn go_tool_pprof(arguments: &[&str], profile: &Path) -> Option<String> {
     let go = tool_or_install("go", "golang-go")?;
-    let home = tempfile::tempdir().expect("a temporary folder");
+    let home = tempfile::tempdir().expect("a temporary directory");
     let output = Command::new(go)
         .args(["tool", "pprof", "-symbolize=none"])
         .args(arguments)

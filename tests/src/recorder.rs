@@ -26,7 +26,7 @@ pub struct Recorder {
     command: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     through: Vec<OsString>,
-    folder: TempDir,
+    dir: TempDir,
     outputs: bool,
     linking: Linking,
     faults: Option<Arc<Faults>>,
@@ -44,13 +44,13 @@ impl Recorder {
     /// # Panics
     /// If no temporary directory can be created.
     pub fn new() -> Self {
-        let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+        let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
         Self {
             arguments: ["--seed", "1", "--group-by", "pid"].map(Into::into).to_vec(),
             command: vec![],
             environment: vec![],
             through: vec![],
-            folder,
+            dir,
             outputs: true,
             linking: Linking::default(),
             faults: None,
@@ -134,18 +134,15 @@ impl Recorder {
     }
 
     /// The directory that heapbpf runs and writes in.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     fn prepare(&self) -> Command {
         let words: Vec<OsString> = self.through.iter().cloned().chain([heapbpf().into()]).collect();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        command
-            .current_dir(self.folder.path())
-            .envs(self.environment.iter().map(|(a, b)| (a, b)))
-            .args(&self.arguments);
+        command.current_dir(self.dir.path()).envs(self.environment.iter().map(|(a, b)| (a, b))).args(&self.arguments);
         if self.outputs {
             command.args([
                 "-o",
@@ -210,7 +207,7 @@ impl Recorder {
             said.push(line);
             if said.last().is_some_and(|line| line.starts_with(RECORDING)) {
                 let links = kernel::links_of(child.id());
-                return Ok(Recording { child: Some(child), stdout, stderr, said, links, folder: self.folder });
+                return Ok(Recording { child: Some(child), stdout, stderr, said, links, dir: self.dir });
             }
         }
         let status = wait(&mut child, "heapbpf");
@@ -247,7 +244,7 @@ impl Recorder {
         let status = wait(&mut child, "heapbpf");
         let left = kernel::new_orphaned_links(&orphans);
         assert!(left.is_empty(), "BPF links that nobody holds any more: {left:?}");
-        Refused { status, stderr: said, stdout: shown, folder: self.folder }
+        Refused { status, stderr: said, stdout: shown, dir: self.dir }
     }
 }
 
@@ -260,7 +257,7 @@ pub struct Refused {
     /// Standard output.
     pub stdout: String,
     /// The directory it ran in.
-    pub folder: TempDir,
+    pub dir: TempDir,
 }
 
 impl Refused {
@@ -285,7 +282,7 @@ pub struct Recording {
     said: Vec<String>,
     /// BPF links it holds.
     pub links: BTreeSet<u32>,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 /// Waits until a number no longer changes. Links are made one right after the other, but a busy machine may delay that.
@@ -383,8 +380,8 @@ impl Recording {
     }
 
     /// The directory that heapbpf writes in.
-    pub fn folder(&self) -> PathBuf {
-        self.folder.path().to_path_buf()
+    pub fn dir(&self) -> PathBuf {
+        self.dir.path().to_path_buf()
     }
 
     /// Ends heapbpf as Ctrl-C would, and collects its output.
@@ -418,8 +415,8 @@ impl Recording {
         let status = wait(&mut child, "heapbpf");
         let left = kernel::links_that_stay(&self.links);
         assert!(left.is_empty(), "BPF links of the recording that outlive it: {left:?}");
-        let folder = std::mem::replace(&mut self.folder, TempDir::new().expect("a temporary folder"));
-        Outcome { status, stdout, stderr: self.said.join("\n"), folder }
+        let dir = std::mem::replace(&mut self.dir, TempDir::new().expect("a temporary directory"));
+        Outcome { status, stdout, stderr: self.said.join("\n"), dir }
     }
 }
 
@@ -440,18 +437,18 @@ pub struct Outcome {
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Outcome {
     /// Path of a file that heapbpf wrote.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     /// The directory that heapbpf wrote in.
-    pub fn folder(&self) -> PathBuf {
-        self.folder.path().to_path_buf()
+    pub fn dir(&self) -> PathBuf {
+        self.dir.path().to_path_buf()
     }
 
     /// Names of all files that heapbpf wrote, sorted.
@@ -459,7 +456,7 @@ impl Outcome {
     /// # Panics
     /// If the directory is gone.
     pub fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.folder.path()).expect("our own folder");
+        let entries = std::fs::read_dir(self.dir.path()).expect("our own directory");
         let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
         names

@@ -11,7 +11,7 @@ use crate::target::until;
 /// A tmux window. Its programs get SIGHUP when it is dropped.
 pub struct Tmux {
     tmux: PathBuf,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Tmux {
@@ -21,23 +21,23 @@ impl Tmux {
     /// If tmux does not start.
     pub fn run(command: &str, columns: u16, rows: u16) -> Option<Self> {
         let tmux =
-            Self { tmux: tool("tmux")?, folder: TempDir::with_prefix("heapbpf-tmux-").expect("a temporary folder") };
+            Self { tmux: tool("tmux")?, dir: TempDir::with_prefix("heapbpf-tmux-").expect("a temporary directory") };
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        let folder = tmux.folder().display().to_string();
-        let size = ["-x", &columns, "-y", &rows, "-c", &folder];
+        let dir = tmux.dir().display().to_string();
+        let size = ["-x", &columns, "-y", &rows, "-c", &dir];
         tmux.call(&[&["-f", "/dev/null", "new-session", "-d"], &size[..], &["sh", "-c", command]].concat());
         Some(tmux)
     }
 
     /// The directory that the command runs in.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     fn call(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(&self.tmux);
         command.env("LC_ALL", "C.UTF-8").env("TERM", "xterm").env_remove("NO_COLOR").env_remove("TMUX");
-        command.arg("-S").arg(self.folder().join("socket")).args(arguments);
+        command.arg("-S").arg(self.dir().join("socket")).args(arguments);
         let output = command.output().expect("tmux runs");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         output
@@ -97,7 +97,7 @@ impl Tmux {
 
     /// Ends tmux, and with it the terminal.
     pub fn kill(&self) {
-        let _ = Command::new(&self.tmux).arg("-S").arg(self.folder().join("socket")).arg("kill-server").output();
+        let _ = Command::new(&self.tmux).arg("-S").arg(self.dir().join("socket")).arg("kill-server").output();
     }
 }
 

@@ -67,7 +67,7 @@ pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
     let Some(file) = std::env::var_os(SEEN) else { return };
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("our own file");
     // A single call, so that no line is ever written in part.
-    file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("room");
+    file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("there is space");
 }
 
 /// Reports that a part of a row did not run, both as a skipped test and in the rows.
@@ -276,7 +276,7 @@ impl Drop for Small {
 
 /// A memory cgroup (version 1 or 2). Removed when dropped.
 pub struct Limited {
-    folder: PathBuf,
+    dir: PathBuf,
     limit: &'static str,
     usage: &'static str,
 }
@@ -289,15 +289,15 @@ impl Limited {
             ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ];
         versions.into_iter().find_map(|(mount, limit, usage)| {
-            let group = Self { folder: Path::new(mount).join(name), limit, usage };
+            let group = Self { dir: Path::new(mount).join(name), limit, usage };
             // Without a memory controller this file does not exist.
-            (std::fs::create_dir(&group.folder).is_ok() && group.folder.join(limit).exists()).then_some(group)
+            (std::fs::create_dir(&group.dir).is_ok() && group.dir.join(limit).exists()).then_some(group)
         })
     }
 
     /// Words to put before a command line, so that it starts in the group.
     pub fn words(&self) -> [String; 4] {
-        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.folder.display());
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
         ["sh".into(), "-c".into(), script, "sh".into()]
     }
 
@@ -305,10 +305,10 @@ impl Limited {
     ///
     /// # Panics
     /// If the kernel refuses.
-    pub fn leave_room(&self, bytes: u64) {
-        let used = std::fs::read_to_string(self.folder.join(self.usage)).expect("our own group");
+    pub fn leave_space(&self, bytes: u64) {
+        let used = std::fs::read_to_string(self.dir.join(self.usage)).expect("our own group");
         let used: u64 = used.trim().parse().expect("bytes");
-        std::fs::write(self.folder.join(self.limit), (used + bytes).to_string()).expect("our own group");
+        std::fs::write(self.dir.join(self.limit), (used + bytes).to_string()).expect("our own group");
     }
 }
 
@@ -316,7 +316,7 @@ impl Drop for Limited {
     fn drop(&mut self) {
         // Its last process may still be exiting.
         for _ in 0..100 {
-            if std::fs::remove_dir(&self.folder).is_ok() || !self.folder.exists() {
+            if std::fs::remove_dir(&self.dir).is_ok() || !self.dir.exists() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));

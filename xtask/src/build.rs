@@ -153,7 +153,7 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     let built = context.binary_in(&context.host_target());
     let binary = context.binary();
     if built != binary {
-        let dir = binary.parent().context("the binary has no folder")?;
+        let dir = binary.parent().context("the binary has no directory")?;
         fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         // A running binary cannot be overwritten, but it can be replaced.
         let fresh = binary.with_extension("new");

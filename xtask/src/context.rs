@@ -30,7 +30,7 @@ impl Context {
     pub fn new(options: Options) -> anyhow::Result<Self> {
         let manifest =
             env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-        let root = manifest.parent().context("xtask's folder has no parent folder")?.to_path_buf();
+        let root = manifest.parent().context("xtask's directory has no parent directory")?.to_path_buf();
         let privilege = Privilege::detect(options.no_root);
         Ok(Self { root, options, privilege, machine: None, keeps_notes: false })
     }
@@ -93,7 +93,7 @@ impl Context {
     /// The directory of things that are built once and shared between checkouts.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
         cache_dir(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
-            .context("no cache folder: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
+            .context("no cache directory: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
     }
 }
 

@@ -60,7 +60,7 @@ fn build(context: &Context, llvm: u32, dir: &Path) -> anyhow::Result<()> {
     let prefix = llvm_prefix(llvm).with_context(|| format!("LLVM {llvm} was installed but not found"))?;
 
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
-    let parent = dir.parent().context("the cache folder has no parent folder")?;
+    let parent = dir.parent().context("the cache directory has no parent directory")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     // Another xtask may be building too, so build into a temporary directory and rename it.
     let scratch = parent.join(format!("bpf-linker-{VERSION}.{}.tmp", std::process::id()));

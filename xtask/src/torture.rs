@@ -156,7 +156,7 @@ const ROWS: &[Row] = &[
         name: "disk",
         fault: "disk full",
         promised: "it says so; no half file; target right, nothing left",
-        test: "without_room_on_the_disk",
+        test: "without_space_on_the_disk",
         ..ROW
     },
     Row {
@@ -512,7 +512,8 @@ impl Row {
         if file.exists() {
             std::fs::remove_file(file).with_context(|| file.display().to_string())?;
         }
-        let (program, file_of_test) = self.file.split_once('/').context("each file is in the folder of a program")?;
+        let (program, file_of_test) =
+            self.file.split_once('/').context("each file is in the directory of a program")?;
         let test = format!("{}::{}", file_of_test.replace('/', "::"), self.test);
         let tests = AmongTests { program, filter: &test, arguments: &["--exact"], variables: &variables };
         let rounds = if self.times_variable.is_some() { 1 } else { self.times(selection) };
@@ -595,8 +596,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
-            let folder = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
-            let file = root.join(folder).join(row.file).with_extension("rs");
+            let dir = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
+            let file = root.join(dir).join(row.file).with_extension("rs");
             let text = std::fs::read_to_string(file).expect("a file of tests");
             assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);

@@ -126,39 +126,39 @@ mod tests {
 
     #[test]
     fn a_write_to_a_watched_file_is_told_once_whatever_its_name_is_by_then() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        let dir = tempfile::tempdir().expect("a directory");
+        let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
         let files = [&first, &second].map(|path| {
-            fs::write(path, "one").expect("room");
+            fs::write(path, "one").expect("there is space");
             File::open(path).expect("it is there")
         });
         let keys = files.each_ref().map(|file| FileKey::of(file).expect("its attributes"));
         let mut watch = Watch::new();
         keys.iter().zip(&files).for_each(|(key, file)| watch.add(*key, file));
-        let renamed = folder.path().join("renamed");
+        let renamed = dir.path().join("renamed");
         fs::rename(&first, &renamed).expect("a name");
         fs::set_permissions(&renamed, Permissions::from_mode(0o600)).expect("ours");
         assert_eq!(watch.written(), []);
-        fs::write(&renamed, "another").expect("room");
+        fs::write(&renamed, "another").expect("there is space");
         assert_eq!(watch.written(), [keys[0]]);
-        fs::write(&renamed, "a third").expect("room");
+        fs::write(&renamed, "a third").expect("there is space");
         assert_eq!(watch.written(), []);
         watch.remove(&[keys[1]]);
-        fs::write(&second, "another").expect("room");
+        fs::write(&second, "another").expect("there is space");
         assert_eq!((watch.written(), watch.watched.len()), (Vec::new(), 0));
     }
 
     #[test]
     fn only_a_write_changes_the_content_of_an_open_file() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file");
-        fs::write(&path, "one").expect("room");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        fs::write(&path, "one").expect("there is space");
         let file = File::open(&path).expect("it is there");
         let before = Content::of(&file).expect("attributes");
-        fs::hard_link(&path, folder.path().join("another name")).expect("a name");
+        fs::hard_link(&path, dir.path().join("another name")).expect("a name");
         let linked = Content::of(&file).expect("attributes");
         assert!(before.is_unwritten(&linked));
-        fs::write(&path, "three").expect("room");
+        fs::write(&path, "three").expect("there is space");
         assert!(!before.is_unwritten(&Content::of(&file).expect("attributes")));
     }
 }

@@ -62,7 +62,7 @@ impl Leads {
 pub fn check_objects(pid: Option<u32>, (path, file): (&str, &File)) -> Result<(), String> {
     let table = object_table(file, path).ok_or_else(|| Runtime::Python.missing().why)?;
     let table = table.map_err(|why| format!("{path}: {why}"))?;
-    table.detours().ok_or_else(|| NotLed::NoRoom.to_string())?;
+    table.detours().ok_or_else(|| NotLed::NoSpace.to_string())?;
     let Some(pid) = pid else { return Ok(()) };
     let bias = inline::bias(pid, file).map_err(|error| error.to_string())?;
     let leads = Detours::look(pid, &table, bias).map_err(|error| NotLed::from(error).to_string())?;
@@ -77,7 +77,7 @@ pub enum NotLed {
     Unread(#[from] std::io::Error),
     /// There is no space for the jumps.
     #[error("there are no unused bytes behind its code")]
-    NoRoom,
+    NoSpace,
     /// A rule forbids writing into the process.
     #[error(transparent)]
     Forbidden(#[from] Box<Refused>),
@@ -132,7 +132,7 @@ impl Detours {
     /// [`NotLed`]. The process continues as before.
     pub fn lead(&mut self, pid: u32, table: &ObjectTable, bias: u64) -> Result<(), NotLed> {
         forbidden::check(pid).map_err(Box::new)?;
-        let detours = table.detours().ok_or(NotLed::NoRoom)?;
+        let detours = table.detours().ok_or(NotLed::NoSpace)?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut words = Vec::new();
         let read = |address: u64| {

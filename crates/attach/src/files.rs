@@ -458,17 +458,17 @@ mod tests {
         ExaminedFiles::new(KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), (6, 1)), Table::default())
     }
 
-    fn text_file(folder: &std::path::Path, name: &str) -> (String, Arc<File>) {
-        let path = folder.join(name);
+    fn text_file(dir: &std::path::Path, name: &str) -> (String, Arc<File>) {
+        let path = dir.join(name);
         std::fs::write(&path, "not a program").expect("writes");
         (path.display().to_string(), Arc::new(File::open(path).expect("opens")))
     }
 
     #[test]
     fn a_file_is_examined_once_whatever_its_names() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, file) = text_file(folder.path(), "one");
-        let link = folder.path().join("two");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, file) = text_file(dir.path(), "one");
+        let link = dir.path().join("two");
         std::fs::hard_link(&path, &link).expect("links");
         let mut files = files();
         let (key, is_hookable) = files.examine(&path, &file).expect("readable");
@@ -481,8 +481,8 @@ mod tests {
 
     #[test]
     fn a_file_with_nothing_to_hook_is_not_kept_open_and_examined_again_once_it_has_changed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, file) = text_file(folder.path(), "one");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, file) = text_file(dir.path(), "one");
         let mut files = files();
         let reason = |files: &ExaminedFiles, key| files.get(key).and_then(|it| it.plan.as_ref().err().cloned());
         let (key, _) = files.examine(&path, &file).expect("readable");
@@ -501,9 +501,9 @@ mod tests {
 
     #[test]
     fn files_are_examined_aside_once_and_waited_for_where_needed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (small, small_file) = text_file(folder.path(), "small");
-        let (large, large_file) = text_file(folder.path(), "large");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (small, small_file) = text_file(dir.path(), "small");
+        let (large, large_file) = text_file(dir.path(), "large");
         std::fs::OpenOptions::new()
             .write(true)
             .open(&large)
@@ -523,8 +523,8 @@ mod tests {
 
     #[test]
     fn a_file_that_changes_while_it_is_examined_aside_is_not_examined_aside_again_before_it_is_asked_for() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, file) = text_file(folder.path(), "log");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, file) = text_file(dir.path(), "log");
         let mut files = files();
         assert!(files.examine_aside(&path, &file, false));
         let done = files.aside(false).wait().expect("it is under way");
@@ -539,8 +539,8 @@ mod tests {
 
     #[test]
     fn many_files_are_examined_as_one_by_one() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut all: Vec<_> = (0..20).map(|i| text_file(folder.path(), &i.to_string())).collect();
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut all: Vec<_> = (0..20).map(|i| text_file(dir.path(), &i.to_string())).collect();
         all.extend(all.clone());
         let mut together = files();
         assert!(together.examine_all(all.clone()) && !together.examine_all(all.clone()), "once");
@@ -558,15 +558,15 @@ mod tests {
 
     #[test]
     fn only_a_file_with_an_allocator_is_reported_as_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, file) = text_file(folder.path(), "text");
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, file) = text_file(dir.path(), "text");
         let mut files = files();
         let (key, _) = files.examine(&path, &file).expect("readable");
         assert!(files.refusal(key).is_none() && files.plan(key).is_none() && files.misdescribed().is_none());
-        let (_, go) = text_file(folder.path(), "go");
+        let (_, go) = text_file(dir.path(), "go");
         let key = files.add("/go", go.try_clone().expect("a descriptor"), Err(AttachError::Go));
         assert!(matches!(files.refusal(key), Some(AttachError::Go)));
-        let (_, custom) = text_file(folder.path(), "custom");
+        let (_, custom) = text_file(dir.path(), "custom");
         let absent = AttachError::NoSymbol { symbol: "my_alloc".into(), nearest: Vec::new() };
         let reason = format!("/custom: {absent}");
         files.add("/custom", custom.try_clone().expect("a descriptor"), Err(absent));

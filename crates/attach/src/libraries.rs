@@ -51,8 +51,8 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return path.canonicalize().ok();
     }
-    environment_list("PATH", b":").into_iter().find_map(|folder| {
-        let candidate = folder.join(path);
+    environment_list("PATH", b":").into_iter().find_map(|dir| {
+        let candidate = dir.join(path);
         candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
     })
 }
@@ -64,10 +64,10 @@ fn find_library(name: &OsStr) -> Option<PathBuf> {
     }
     let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
     let standard = ["/usr/local/lib", "/lib", "/usr/lib", "/lib64", "/usr/lib64"];
-    let mut folders = environment_list("LD_LIBRARY_PATH", b":");
-    folders.extend(standard.iter().flat_map(|folder| [Path::new(folder).join(&machine), PathBuf::from(folder)]));
-    folders.into_iter().find_map(|folder| {
-        let candidate = folder.join(name);
+    let mut dirs = environment_list("LD_LIBRARY_PATH", b":");
+    dirs.extend(standard.iter().flat_map(|dir| [Path::new(dir).join(&machine), PathBuf::from(dir)]));
+    dirs.into_iter().find_map(|dir| {
+        let candidate = dir.join(name);
         candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
     })
 }
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn a_script_comes_with_its_interpreter() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("script");
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
         std::fs::write(&script, "#!/usr/bin/env -S sh\nexit\n").unwrap();
         let found = names(&[script.to_str().unwrap()]);
         let shell = find_program(OsStr::new("sh")).unwrap();

@@ -111,7 +111,7 @@ mod tests {
         let own = File::open("/proc/self/exe").expect("it runs");
         assert!(sign_in(&own).is_some(), "the signs are strings of this test");
         let mut other = tempfile::tempfile().expect("a temporary file can be made");
-        other.write_all(b"MapStaticCodeToLargePages").expect("there is room");
+        other.write_all(b"MapStaticCodeToLargePages").expect("there is space");
         assert_eq!(sign_in(&other), None, "it is no program");
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// Runs the checker on a directory. Returns whether it succeeded, and its output.
-fn check(folder: &Path) -> (bool, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_heapbpf-vectors")).arg(folder).output().expect("the checker runs");
+fn check(dir: &Path) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_heapbpf-vectors")).arg(dir).output().expect("the checker runs");
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

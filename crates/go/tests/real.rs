@@ -38,8 +38,8 @@ fn go() -> String {
 }
 
 /// Builds a Go program; `None` if Go is not installed.
-fn build(folder: &Path, source: &Path, flags: &[&str]) -> Option<PathBuf> {
-    let program = folder.join("program");
+fn build(dir: &Path, source: &Path, flags: &[&str]) -> Option<PathBuf> {
+    let program = dir.join("program");
     let mut command = Command::new(go());
     command.arg("build").args(flags).arg("-o").arg(&program).arg(source);
     command.env("GO111MODULE", "off").env("GOFLAGS", "").env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
@@ -127,10 +127,10 @@ fn found(heap: &Heap, program: &Program, path: &Path) -> Stacks {
 }
 
 fn assert_equal(flags: &[&str]) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let Some(path) = build(folder.path(), &source(), flags) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(path) = build(dir.path(), &source(), flags) else { return };
     let program = Program::find(&File::open(&path).expect("it is there")).expect("it is known").expect("it is Go's");
-    let profile = folder.path().join("profile");
+    let profile = dir.path().join("profile");
     let running = run(&path, &[&profile.to_string_lossy(), "1"]);
     let heap = read(&running, &program, &path).expect("it can be read");
     assert_eq!(heap.rate, 1);
@@ -159,16 +159,16 @@ fn a_program_at_changing_addresses_is_read_too() {
 
 #[test]
 fn a_program_that_samples_nothing_says_why() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let Some(path) = build(folder.path(), &source(), &[]) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(path) = build(dir.path(), &source(), &[]) else { return };
     let program = Program::find(&File::open(&path).expect("it is there")).expect("it is known").expect("it is Go's");
     let running = run(&path, &["/dev/null", "0"]);
     assert_eq!(read(&running, &program, &path), Err(Unread::Off));
     drop(running);
-    let source = folder.path().join("small.go");
+    let source = dir.path().join("small.go");
     let text = "package main\nimport (\"os\"; \"time\")\nfunc main() { os.Stdout.WriteString(\"READY\\n\"); time.Sleep(time.Hour) }\n";
     std::fs::write(&source, text).expect("it is writable");
-    let Some(path) = build(folder.path(), &source, &[]) else { return };
+    let Some(path) = build(dir.path(), &source, &[]) else { return };
     let program = Program::find(&File::open(&path).expect("it is there")).expect("it is known").expect("it is Go's");
     assert_eq!(read(&run(&path, &[]), &program, &path), Err(Unread::LeftOut));
 }

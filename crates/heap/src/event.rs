@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(
             decode_stack(&record(&StackRecord { pieces: 9, ..head }, &outer)),
             None,
-            "more than there is room for"
+            "more than there is space for"
         );
         for wrong in [
             StackPiece { start: sp - 1, bytes: 1 },

@@ -260,7 +260,8 @@ mod tests {
             (100, "", None),
         ] {
             let mut file = tempfile::tempfile().expect("a file");
-            file.write_all(&[vec![0; before], text.as_bytes().to_vec(), vec![0; 100]].concat()).expect("room");
+            file.write_all(&[vec![0; before], text.as_bytes().to_vec(), vec![0; 100]].concat())
+                .expect("there is space");
             assert_eq!(version_of(&file), version, "{before} {text:?}");
         }
     }

@@ -225,11 +225,11 @@ mod tests {
     #[test]
     fn a_container_is_found_by_the_beginning_of_its_id() {
         let [one, two] = ["a".repeat(64), format!("ab{}", "0".repeat(62))];
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let at = |path: &str| dir.path().join(path);
         let scope = format!("kubepods.slice/crio-{two}.scope");
         for path in [&format!("docker/{one}/docker/{one}"), &scope, &format!("x/crio-conmon-{two}.scope")] {
-            fs::create_dir_all(at(path)).expect("a folder");
+            fs::create_dir_all(at(path)).expect("a directory");
         }
         let chosen = |id: &str| choose(containers(dir.path()), id);
         assert_eq!(chosen("aa").expect("one"), at(&format!("docker/{one}")));

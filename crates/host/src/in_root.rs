@@ -108,11 +108,11 @@ mod tests {
         if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path().join("root");
-        std::fs::create_dir_all(root.join("etc")).expect("our own folder");
-        std::fs::write(dir.path().join("secret"), "outside").expect("our own folder");
-        std::fs::write(root.join("etc/passwd"), "inside").expect("our own folder");
+        std::fs::create_dir_all(root.join("etc")).expect("our own directory");
+        std::fs::write(dir.path().join("secret"), "outside").expect("our own directory");
+        std::fs::write(root.join("etc/passwd"), "inside").expect("our own directory");
         for (link, target) in [
             ("out", "../../../../../../etc"),
             ("absolute", "/etc"),
@@ -120,7 +120,7 @@ mod tests {
             ("round", "round"),
             ("magic", "/proc/self/root/etc"),
         ] {
-            symlink(target, root.join(link)).expect("our own folder");
+            symlink(target, root.join(link)).expect("our own directory");
         }
         let read = |path: &str| open(&root, Path::new(path)).and_then(io::read_to_string).ok();
         assert_eq!(read("out/passwd").as_deref(), Some("inside"));
@@ -131,7 +131,7 @@ mod tests {
         let found = |path: &str| find(&root, Path::new(path), Links::Refused).map_err(|error| error.raw_os_error());
         assert!(found("etc/passwd").is_ok());
         assert_eq!(found("absolute/passwd").err(), Some(Some(libc::ELOOP)));
-        symlink("etc/../etc", root.join("near")).expect("our own folder");
+        symlink("etc/../etc", root.join("near")).expect("our own directory");
         let beneath = |path: &str| {
             find(&root, Path::new(path), Links::Beneath)
                 .and_then(|handle| open_regular(&handle))
@@ -158,9 +158,9 @@ mod tests {
         if heapbpf_testing::is_emulated("leases") {
             return;
         }
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("leased");
-        let held = File::create(&path).expect("our own folder");
+        let held = File::create(&path).expect("our own directory");
         // The kernel asks the holder for its lease by SIGIO, which would end this process.
         // SAFETY: both calls only read their arguments.
         let leased = unsafe {

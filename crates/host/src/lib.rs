@@ -127,7 +127,7 @@ pub struct Polled {
 }
 
 /// Capacity that the event buffer keeps when it is empty.
-const ROOM_FOR_EVENTS: usize = 256;
+const EVENTS_CAPACITY: usize = 256;
 
 /// The processes, mappings and modules of this machine, kept up to date.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ impl Host {
 
     /// Forgets ended process generations as [`Processes::expire`] does, and shrinks the event buffer.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
-        self.buffer.shrink_to(ROOM_FOR_EVENTS);
+        self.buffer.shrink_to(EVENTS_CAPACITY);
         self.processes.expire(before_ns, sampled_before_ns)
     }
 

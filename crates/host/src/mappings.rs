@@ -155,7 +155,7 @@ impl AddressSpace {
         let last = first + self.current[first..].partition_point(|mapping| mapping.start < new.end);
         let overlapped = &self.current[first..last];
         let kind = kind_of(new.module);
-        if self.current.len() >= MAX_ALL || overlapped.is_empty() && !self.has_room(kind) {
+        if self.current.len() >= MAX_ALL || overlapped.is_empty() && !self.has_space(kind) {
             return self.drop_new(new.module, kind);
         }
         // Parts that agree with the new mapping keep their own time. The new mapping fills the gaps between them.
@@ -197,7 +197,7 @@ impl AddressSpace {
         Arc::make_mut(&mut self.current).splice(range, by);
     }
 
-    fn has_room(&self, kind: Kind) -> bool {
+    fn has_space(&self, kind: Kind) -> bool {
         let of_files = self.current.len() - self.anonymous;
         match kind {
             Kind::Anonymous => self.anonymous < MAX_MAPPINGS,

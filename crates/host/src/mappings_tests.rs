@@ -67,7 +67,7 @@ fn the_number_of_mappings_kept_is_bounded() {
 
 /// A program that creates many mappings of one kind, anonymous or of files, does not push out its libraries.
 #[test]
-fn mappings_of_one_kind_leave_room_for_the_others_and_files_with_allocators_have_room_in_any_case() {
+fn mappings_of_one_kind_leave_space_for_the_others_and_files_with_allocators_have_space_in_any_case() {
     const CODE: ModuleId = ModuleId(u32::MAX);
     const LIBC: ModuleId = ModuleId(u32::MAX - 1);
     let unknown = |module| if module == CODE { Kind::Anonymous } else { Kind::File };

@@ -577,7 +577,7 @@ mod tests {
             .find(|map| map.path.ends_with(b"/libc.so.6"));
         let libc = std::fs::read(OsStr::from_bytes(&libc.expect("tests are dynamic programs").path)).expect("a file");
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
-        file.write_all(&libc).expect("there is room");
+        file.write_all(&libc).expect("there is space");
         let metadata = file.as_file().metadata().expect("it is open");
         let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
         let path = file.path().as_os_str().as_bytes().into();
@@ -586,7 +586,7 @@ mod tests {
         let (first, is_new) = modules.intern(&map, false);
         assert!(is_new && modules.source(first).is_ok());
         let written = |bytes: &[u8]| {
-            std::fs::write(file.path(), bytes).expect("there is room");
+            std::fs::write(file.path(), bytes).expect("there is space");
             file.as_file().set_modified(SystemTime::UNIX_EPOCH).expect("it is ours");
         };
         written(&[&libc[..], &[0; 16]].concat());
@@ -603,7 +603,7 @@ mod tests {
     #[test]
     fn a_deleted_file_that_nobody_needs_is_closed() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
-        std::fs::copy("/proc/self/exe", file.path()).expect("there is room");
+        std::fs::copy("/proc/self/exe", file.path()).expect("there is space");
         let metadata = file.as_file().metadata().expect("it is open");
         let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
         let path = file.path().as_os_str().as_bytes().into();

@@ -290,17 +290,17 @@ fn file_handle(file: &File) -> Option<Box<[u8]>> {
 /// The file's handle and its type, usable only for comparison (`AT_HANDLE_FID`).
 fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     const AT_HANDLE_FID: libc::c_int = 0x200;
-    const ROOM: usize = 128;
+    const CAPACITY: usize = 128;
     #[repr(C)]
     struct Handle {
         bytes: libc::c_uint,
         kind: libc::c_int,
-        handle: [u8; ROOM],
+        handle: [u8; CAPACITY],
     }
-    let mut handle = Handle { bytes: ROOM as u32, kind: 0, handle: [0; ROOM] };
+    let mut handle = Handle { bytes: CAPACITY as u32, kind: 0, handle: [0; CAPACITY] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: `file` keeps the descriptor open, the path is a C string literal, and `handle` has `ROOM` bytes after its
-    // header, as its field `bytes` says; all outlive the call.
+    // SAFETY: `file` keeps the descriptor open, the path is a C string literal, and `handle` has `CAPACITY` bytes after
+    // its header, as its field `bytes` says; all outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn found_by_path_but_only_if_it_is_the_same_file() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let map = mapping_of(&path);
@@ -435,7 +435,7 @@ mod tests {
             skipped("only root can become somebody else");
             return;
         }
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x");
         std::fs::write(&path, "one").expect("writes");
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);

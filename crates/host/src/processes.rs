@@ -11,7 +11,7 @@ use super::record::{HostEvent, MapEvent};
 use super::replaced_text::replaces_text;
 
 /// Capacity that the list of changes keeps when it is empty.
-const ROOM_FOR_CHANGES: usize = 1024;
+const CHANGES_CAPACITY: usize = 1024;
 
 /// Identifies one process generation. It is the counterpart of the kernel's [`sampler_ebpf::abi::ProcessKey`]. Never
 /// reused.
@@ -150,7 +150,7 @@ impl Processes {
         if self.by_pid.capacity() > 4 * self.by_pid.len() + 1024 {
             self.by_pid.shrink_to_fit();
         }
-        self.changes.shrink_to(ROOM_FOR_CHANGES);
+        self.changes.shrink_to(CHANGES_CAPACITY);
         expired
     }
 

@@ -77,8 +77,8 @@ fn magic(host: &mut Host, pid: u32, name: &str) -> Result<[u8; 4], Unreadable> {
 }
 
 /// A copy of `sleep` under a name of its own.
-fn copy_of_sleep(folder: &Path, name: &str) -> PathBuf {
-    let path = folder.join(name);
+fn copy_of_sleep(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
     copy("/bin/sleep", &path);
     path
 }
@@ -112,17 +112,17 @@ fn a_process_that_was_there_and_ourselves() {
 }
 
 #[test]
-fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
+fn a_file_closed_to_free_its_descriptor_is_only_opened_again_if_it_is_the_same() {
     let Some(mut host) = start() else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = copy_of_sleep(folder.path(), "upgraded");
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = copy_of_sleep(dir.path(), "upgraded");
     let child = Command::new(&path).arg("60").spawn().expect("starts");
     let pid = child.id();
     let id = wait_for(&mut host, |host| program(host, pid, "upgraded").map(|(_, module)| id_of(host, module)));
     host.modules_mut().close(id);
     assert_eq!(magic(&mut host, pid, "upgraded"), Ok(*b"\x7fELF"), "the process still has it");
     host.modules_mut().close(id);
-    let new = copy_of_sleep(folder.path(), "new");
+    let new = copy_of_sleep(dir.path(), "new");
     fs::rename(new, &path).expect("replaces");
     assert_eq!(magic(&mut host, pid, "upgraded"), Ok(*b"\x7fELF"), "through the mapping: the old one");
     host.modules_mut().close(id);
@@ -136,9 +136,9 @@ fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
 struct Overlay(CString);
 
 impl Overlay {
-    fn mount(folder: &Path, lower: &Path, name: &str) -> Option<Self> {
+    fn mount(dir: &Path, lower: &Path, name: &str) -> Option<Self> {
         let part = |kind: &str| {
-            let path = folder.join(format!("{name}-{kind}"));
+            let path = dir.join(format!("{name}-{kind}"));
             fs::create_dir_all(&path).expect("creates");
             path
         };
@@ -169,11 +169,11 @@ impl Drop for Overlay {
 #[test]
 fn one_file_under_two_overlays_is_one_module() {
     let Some(mut host) = start() else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let lower = folder.path().join("lower");
+    let dir = tempfile::tempdir().expect("a directory");
+    let lower = dir.path().join("lower");
     fs::create_dir(&lower).expect("creates");
     copy_of_sleep(&lower, "layered");
-    let mounts = ["one", "two"].map(|name| Overlay::mount(folder.path(), &lower, name));
+    let mounts = ["one", "two"].map(|name| Overlay::mount(dir.path(), &lower, name));
     let [Some(one), Some(two)] = &mounts else {
         skipped(format_args!("no overlay mounts: {}", std::io::Error::last_os_error()));
         return;

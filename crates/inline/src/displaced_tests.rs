@@ -118,7 +118,7 @@ fn a_fast_path_is_copied_up_to_its_end() {
 }
 
 #[test]
-fn a_copy_has_only_what_there_is_room_for_and_what_saves_a_jump() {
+fn a_copy_has_only_what_there_is_space_for_and_what_saves_a_jump() {
     // test, je, mov, ret: 3 + 6 + 3 + 1 bytes elsewhere, and no jump back.
     let displaced = following(&[0x48, 0x85, 0xc0, 0x74, 0x10, 0x48, 0x8b, 0x10, 0xc3]);
     let worth: Vec<usize> = [0, 7, 8, 9, 12, 13].map(|free| displaced.worth_copying(free)).to_vec();

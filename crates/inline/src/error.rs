@@ -49,10 +49,10 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BuildError {
     /// More functions than stubs.
-    #[error("the allocator has {0} functions, and inline hooks have room for {max}", max = crate::abi::MAX_FUNCTIONS)]
+    #[error("the allocator has {0} functions, and inline hooks have space for {max}", max = crate::abi::MAX_FUNCTIONS)]
     TooManyFunctions(usize),
     /// The shared code does not fit.
-    #[error("the blob's code has {0} bytes, which is more than the layout has room for")]
+    #[error("the blob's code has {0} bytes, which is more than the layout has space for")]
     CodeTooLong(usize),
     /// The size of the set is out of range.
     #[error("a set of 2^{0} sampled blocks is not possible")]

@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn each_block_is_in_its_window_and_counted_once() {
         let blocks = [0x7f00_1234_5670, 0x7f00_1234_5670, 0x5555_0000_0010];
-        let written = Noted::new(16).add(&blocks).expect("there is room");
+        let written = Noted::new(16).add(&blocks).expect("there is space");
         let entries: Vec<&(u64, Vec<u8>)> = written.iter().filter(|(at, _)| *at >= SET).collect();
         assert_eq!(entries.len(), 2);
         assert_eq!(written.iter().filter(|(at, count)| *at < SET && count == &[1]).count(), 2);
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn pages_are_in_many_classes_and_neighbours_side_by_side() {
         let class = |block: u64| {
-            let written = Noted::new(16).add(&[block]).expect("there is room");
+            let written = Noted::new(16).add(&[block]).expect("there is space");
             written.iter().map(|(at, _)| *at).find(|at| *at < SET).expect("a byte of the filter")
         };
         let pages: BTreeSet<u64> = (0..1 << 15).map(|page| class(0x7f12_0000_0010 + (page << 12))).collect();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_refused() {
+    fn what_has_no_space_is_refused() {
         let blocks: Vec<u64> = (1..2000).map(|index| index * 16).collect();
         assert_eq!(Noted::new(10).add(&blocks), None);
     }
@@ -85,9 +85,10 @@ mod tests {
         let mut noted = Noted::new(16);
         let mut added: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         for some in blocks.chunks(7) {
-            added.extend(noted.add(some).expect("there is room"));
+            added.extend(noted.add(some).expect("there is space"));
         }
-        let at_once: BTreeMap<u64, Vec<u8>> = Noted::new(16).add(&blocks).expect("there is room").into_iter().collect();
+        let at_once: BTreeMap<u64, Vec<u8>> =
+            Noted::new(16).add(&blocks).expect("there is space").into_iter().collect();
         assert_eq!(added, at_once);
         assert_eq!(noted.add(&blocks), Some(Vec::new()), "they are known");
     }

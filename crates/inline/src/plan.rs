@@ -69,7 +69,7 @@ pub struct Inputs<'a> {
     pub objects: &'a [ObjectFunction<'a>],
     /// [`Jumps`] into the wanted functions; `None` if they have to be searched for.
     pub jumps: Option<&'a Jumps>,
-    /// Address of the blob: within reach of every text. See [`crate::gap`].
+    /// Address of the blob: within reach of every text. See `Maps::gap` in the crate remote.
     pub base: u64,
 }
 
@@ -380,18 +380,18 @@ fn assemble(
     };
     // First with any near target for inner jumps and without copies, to learn where the originals are and how much
     // space is left.
-    let (mut originals, mut rooms) = (Vec::new(), Vec::new());
+    let (mut originals, mut free) = (Vec::new(), Vec::new());
     for index in 0..candidates.len() {
         let anywhere = |target: u64| function_at(target).map_or(target, |_| inputs.base + at(index));
         let shortest = encode(index, 0, &anywhere).map_err(|refusal| (index, refusal))?;
         originals.push(inputs.base + at(index) + u64::from(shortest.original));
-        rooms.push(STUB_BYTES as usize - shortest.bytes.len());
+        free.push(STUB_BYTES as usize - shortest.bytes.len());
     }
     let original = |index: usize| originals[index];
     let (mut stubs, mut patches, mut moved) = (Vec::new(), Vec::new(), Vec::new());
     for (index, candidate) in candidates.iter().enumerate() {
         let redirected = |target| function_at(target).map_or(target, original);
-        let following = candidate.displaced.worth_copying(rooms[index]);
+        let following = candidate.displaced.worth_copying(free[index]);
         // The instructions that follow may refer to something out of reach.
         let stub = encode(index, following, &redirected).or_else(|_| encode(index, 0, &redirected));
         let stub = stub.map_err(|refusal| (index, refusal))?;

@@ -248,7 +248,7 @@ fn impossible_settings_are_refused() {
     let many = Made { wanted: vec![made.wanted[0]; MAX_FUNCTIONS + 1], ..made };
     let error = many.plan_with(&SETTINGS).unwrap_err();
     assert_eq!(error, BuildError::TooManyFunctions(MAX_FUNCTIONS + 1));
-    assert!(error.to_string().contains("room for"));
+    assert!(error.to_string().contains("space for"));
     let long = vec![0x90; 0x2000];
     let code = Code { bytes: &long, entries: entries() };
     let texts = [Text { address: TEXT, bytes: &many.text }];

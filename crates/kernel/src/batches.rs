@@ -73,20 +73,20 @@ mod tests {
 
     /// All entries in the order in which they are passed, and the capacity of each read.
     fn scanned(buckets: &[Vec<u64>]) -> (io::Result<Vec<(u64, u64)>>, Vec<usize>) {
-        let (mut entries, mut rooms, mut at) = (Vec::new(), Vec::new(), 0);
+        let (mut entries, mut capacities, mut at) = (Vec::new(), Vec::new(), 0);
         let result = scan_batches(
             BATCH,
             (&mut Vec::new(), &mut Vec::new()),
             |cursor, keys, values| {
                 assert_eq!(cursor.is_some(), at > 0, "the first batch is read from the beginning");
-                rooms.push(keys.len());
+                capacities.push(keys.len());
                 let (count, next) = read(buckets, at, keys, values)?;
                 at = next;
                 Ok(Batch { count, next: (next < buckets.len()).then(Cursor::default) })
             },
             |piece| entries.extend(piece),
         );
-        (result.map(|()| entries), rooms)
+        (result.map(|()| entries), capacities)
     }
 
     #[test]
@@ -94,19 +94,19 @@ mod tests {
         let batch = BATCH as u64;
         // Two buckets fill a batch exactly. The third does not fit.
         let buckets = [(0..batch - 1).collect(), vec![batch - 1], vec![batch], vec![]];
-        let (entries, rooms) = scanned(&buckets);
+        let (entries, capacities) = scanned(&buckets);
         assert_eq!(entries.unwrap(), (0..=batch).map(|key| (key, key * 2)).collect::<Vec<_>>());
-        assert_eq!(rooms, [BATCH, BATCH]);
+        assert_eq!(capacities, [BATCH, BATCH]);
         let (entries, _) = scanned(&[]);
         assert_eq!(entries.unwrap(), []);
     }
 
     #[test]
-    fn a_bucket_larger_than_a_batch_gets_more_room() {
+    fn a_bucket_larger_than_a_batch_gets_more_capacity() {
         let buckets = [vec![1], (0..3 * BATCH as u64).collect(), vec![2]];
-        let (entries, rooms) = scanned(&buckets);
+        let (entries, capacities) = scanned(&buckets);
         assert_eq!(entries.unwrap().len(), 3 * BATCH + 2);
-        assert_eq!(rooms, [BATCH, BATCH, 2 * BATCH, 4 * BATCH]);
+        assert_eq!(capacities, [BATCH, BATCH, 2 * BATCH, 4 * BATCH]);
     }
 
     #[test]

@@ -147,21 +147,21 @@ fn failed(error: impl std::fmt::Display) -> KernelError {
     KernelError::Object(error.to_string())
 }
 
-fn no_room(what: &str) -> KernelError {
-    KernelError::Object(format!("no room for more {what} in the kernel's map"))
+fn no_space(what: &str) -> KernelError {
+    KernelError::Object(format!("no space for more {what} in the kernel's map"))
 }
 
 impl Maps for KernelMaps {
     fn set_file(&mut self, index: u32, ranges: &FileRanges) -> Result<(), KernelError> {
-        self.files.set(index, Abi(*ranges), 0).map_err(|_| no_room("files"))
+        self.files.set(index, Abi(*ranges), 0).map_err(|_| no_space("files"))
     }
 
     fn set_site(&mut self, index: u32, site: &Site) -> Result<(), KernelError> {
-        self.sites.set(index, Abi(*site), 0).map_err(|_| no_room("probe sites"))
+        self.sites.set(index, Abi(*site), 0).map_err(|_| no_space("probe sites"))
     }
 
     fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError> {
-        self.targets.insert(pid, kind, 0).map_err(|_| no_room("targets"))
+        self.targets.insert(pid, kind, 0).map_err(|_| no_space("targets"))
     }
 
     fn target(&self, pid: u32) -> Option<u32> {
@@ -181,7 +181,7 @@ impl Maps for KernelMaps {
             let _ = self.stack_limits.remove(&Abi(process));
             return Ok(());
         };
-        self.stack_limits.insert(Abi(process), bytes, 0).map_err(|_| no_room("limits of stack copies"))
+        self.stack_limits.insert(Abi(process), bytes, 0).map_err(|_| no_space("limits of stack copies"))
     }
 
     fn set_outer_frames(&mut self, stack: StackKey, outer: Option<&OuterFrames>) -> Result<(), KernelError> {
@@ -189,11 +189,11 @@ impl Maps for KernelMaps {
             let _ = self.outer_frames.remove(&Abi(stack));
             return Ok(());
         };
-        self.outer_frames.insert(Abi(stack), Abi(*outer), 0).map_err(|_| no_room("outer frames"))
+        self.outer_frames.insert(Abi(stack), Abi(*outer), 0).map_err(|_| no_space("outer frames"))
     }
 
     fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError> {
-        self.python.insert(pid, Abi(*python), 0).map_err(|_| no_room("Python processes"))
+        self.python.insert(pid, Abi(*python), 0).map_err(|_| no_space("Python processes"))
     }
 
     fn set_sleep(&mut self, sleeps: u32) -> Result<(), KernelError> {

@@ -25,7 +25,7 @@ impl Memory {
         let index = index as usize;
         assert!(index <= elements.len(), "no element is left out");
         if index >= capacity {
-            return Err(no_room("of this"));
+            return Err(no_space("of this"));
         }
         match elements.get_mut(index) {
             Some(element) => *element = value,
@@ -119,7 +119,7 @@ fn a_file_that_does_not_fit_leaves_its_numbers_to_the_next() {
     let mut maps = with_capacity(2);
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(10)]).unwrap(), 0);
     let error = maps.add_file(&FileRanges::default(), &[site(20), site(21)]).unwrap_err();
-    assert!(error.to_string().contains("no room"), "{error}");
+    assert!(error.to_string().contains("no space"), "{error}");
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(30)]).unwrap(), 1);
     assert_eq!(maps.maps.sites.iter().map(|site| site.offset).collect::<Vec<_>>(), [10, 30]);
 }
@@ -131,7 +131,7 @@ fn places_of_files_that_were_removed_are_used_again() {
     assert_eq!(add(&mut maps, &[site(1), site(2)]).unwrap(), 0);
     assert_eq!(add(&mut maps, &[site(3)]).unwrap(), 2);
     maps.remove_file(0);
-    assert_eq!(add(&mut maps, &[site(4), site(5), site(6)]).ok(), None, "they are too few, and there is no room");
+    assert_eq!(add(&mut maps, &[site(4), site(5), site(6)]).ok(), None, "they are too few, and there is no space");
     for round in 0..10 {
         assert_eq!(add(&mut maps, &[site(round)]).unwrap(), 0);
         maps.remove_file(0);
@@ -147,7 +147,7 @@ fn a_new_target_has_refused_threads_looked_at_again_and_keeps_the_interval() {
     maps.set_draw(draw(6)).unwrap();
     maps.set_draw(draw(7)).unwrap();
     maps.add_target(1, CountedBy::SharedLinks).unwrap();
-    assert!(maps.add_target(2, CountedBy::SharedLinks).is_err(), "no room");
+    assert!(maps.add_target(2, CountedBy::SharedLinks).is_err(), "no space");
     maps.remove_target(1);
     maps.add_target(2, CountedBy::OwnLinks).unwrap();
     assert_eq!((maps.counted_by(2), maps.counted_by(1)), (Some(CountedBy::OwnLinks), None));

@@ -84,9 +84,9 @@ pub fn size(figure: &Figure) -> (u32, u32) {
 pub fn draw<DB: DrawingBackend>(figure: &Figure, area: &DrawingArea<DB, Shift>, lower: f64) -> Result<DB> {
     let sheet = Sheet { area, lower };
     sheet.area.fill(&plotters::style::WHITE)?;
-    let room = WIDTH - 2.0 * BOTTOM;
-    sheet.text(&letters::clip(&figure.title, TITLE_SIZE, room), (BOTTOM, 20.0), TITLE_SIZE, BLACK, HPos::Left)?;
-    sheet.text(&letters::clip(&figure.subject, TEXT_SIZE, room), (BOTTOM, 46.0), TEXT_SIZE, GREY, HPos::Left)?;
+    let available = WIDTH - 2.0 * BOTTOM;
+    sheet.text(&letters::clip(&figure.title, TITLE_SIZE, available), (BOTTOM, 20.0), TITLE_SIZE, BLACK, HPos::Left)?;
+    sheet.text(&letters::clip(&figure.subject, TEXT_SIZE, available), (BOTTOM, 46.0), TEXT_SIZE, GREY, HPos::Left)?;
     let mut top = TOP;
     for panel in &figure.panels {
         let frame = Frame { top: top + PANEL_HEAD, bottom: top + PANEL_HEAD + panel_height(figure) };

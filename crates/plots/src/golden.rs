@@ -20,8 +20,8 @@ fn check(name: &str, figure: &Figure) {
     if std::env::var_os("HEAPBPF_BLESS").is_some() {
         std::fs::write(&path, &found).expect("writable");
     }
-    if let Some(folder) = std::env::var_os("HEAPBPF_PICTURES") {
-        std::fs::write(Path::new(&folder).join(format!("{name}.png")), &png).expect("writable");
+    if let Some(dir) = std::env::var_os("HEAPBPF_PICTURES") {
+        std::fs::write(Path::new(&dir).join(format!("{name}.png")), &png).expect("writable");
     }
     let kept = std::fs::read_to_string(&path).expect("HEAPBPF_BLESS=1 writes it");
     assert!(kept == found, "{name} differs from {}; HEAPBPF_BLESS=1 writes it anew", path.display());

@@ -25,17 +25,17 @@ pub fn width(text: &str, size: f64) -> f64 {
     (FAMILY, LARGE).into_font().box_size(text).map_or(0.0, |(width, _)| f64::from(width) * size / LARGE)
 }
 
-/// The text, cut with an ellipsis so that it is at most `room` wide.
-pub fn clip(text: &str, size: f64, room: f64) -> String {
-    if width(text, size) <= room {
+/// The text, cut with an ellipsis so that it is at most `available` wide.
+pub fn clip(text: &str, size: f64, available: f64) -> String {
+    if width(text, size) <= available {
         return text.to_owned();
     }
     let mut clipped: Vec<char> = text.chars().collect();
     // A letter is at least a fifth of the font size wide.
-    clipped.truncate((room / size * 5.0).max(0.0) as usize);
+    clipped.truncate((available / size * 5.0).max(0.0) as usize);
     while !clipped.is_empty() {
         let with_end: String = clipped.iter().collect::<String>().trim_end().to_owned() + "…";
-        if width(&with_end, size) <= room {
+        if width(&with_end, size) <= available {
             return with_end;
         }
         clipped.pop();
@@ -43,16 +43,16 @@ pub fn clip(text: &str, size: f64, room: f64) -> String {
     "…".into()
 }
 
-/// The text, wrapped to lines that are at most `room` wide.
-pub fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
+/// The text, wrapped to lines that are at most `available` wide.
+pub fn wrap(text: &str, size: f64, available: f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in text.split_whitespace() {
         let longer = if line.is_empty() { word.to_owned() } else { format!("{line} {word}") };
-        if width(&longer, size) > room && !line.is_empty() {
-            lines.push(std::mem::replace(&mut line, clip(word, size, room)));
+        if width(&longer, size) > available && !line.is_empty() {
+            lines.push(std::mem::replace(&mut line, clip(word, size, available)));
         } else {
-            line = clip(&longer, size, room);
+            line = clip(&longer, size, available);
         }
     }
     lines.push(line);

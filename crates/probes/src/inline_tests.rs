@@ -62,8 +62,8 @@ fn what_is_no_allocator_is_refused() {
 /// A custom allocator is hooked if its code shows that it calls no other one.
 #[test]
 fn custom_functions_are_hooked_if_their_code_tells_enough() {
-    let folder = tempfile::tempdir().unwrap();
-    let (code, library) = (folder.path().join("arena.c"), folder.path().join("libarena.so"));
+    let dir = tempfile::tempdir().unwrap();
+    let (code, library) = (dir.path().join("arena.c"), dir.path().join("libarena.so"));
     std::fs::write(
         &code,
         "#include <stdlib.h>
@@ -108,9 +108,9 @@ fn custom_functions_are_hooked_if_their_code_tells_enough() {
 /// Large libraries have their own `operator new`, which calls another file's malloc, and code of 100 MB.
 #[test]
 fn the_code_of_a_file_is_read_only_if_an_allocator_applies_to_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let build = |name: &str, code: &str| {
-        let (source, library) = (folder.path().join("code.c"), folder.path().join(name));
+        let (source, library) = (dir.path().join("code.c"), dir.path().join(name));
         std::fs::write(&source, code).unwrap();
         let mut compiler = std::process::Command::new("cc");
         let built = compiler.args(["-O2", "-shared", "-fPIC", "-o"]).args([&library, &source]).status();

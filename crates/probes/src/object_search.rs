@@ -85,12 +85,12 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
         image.code().iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
     let data = image.segments().iter().filter(|segment| segment.is_writable()).map(Segment::addresses);
     let data = data.take(MOST_SEGMENTS).collect();
-    Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, room: room(image) })
+    Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, unused: unused(image) })
 }
 
 /// Unused bytes behind the code, at the end of the last page of an executable segment, which the kernel maps with it.
 /// Directly behind the code a command may wait at its entry point ([`WAITING_BYTES`]).
-fn room(image: &FileImage) -> Option<u64> {
+fn unused(image: &FileImage) -> Option<u64> {
     let ends = image.segments().iter().filter(|segment| segment.is_executable() && !segment.is_writable());
     let mut ends = ends.filter_map(|segment| segment.address.checked_add(segment.file_bytes));
     ends.find_map(|end| {

@@ -84,20 +84,20 @@ fn table() -> ObjectTable {
         raw: None,
         code: Vec::new(),
         data: Vec::new(),
-        room: Some(0x2010),
+        unused: Some(0x2010),
     }
 }
 
 #[test]
 fn detours_jump_to_the_functions() {
-    let detours = table().detours().expect("there is room");
+    let detours = table().detours().expect("there is space");
     for (detour, function) in detours.into_iter().zip(table().functions) {
         let jump = Decoder::with_ip(64, &Detour::CODE, detour.address, DecoderOptions::NONE).decode();
         assert_eq!((jump.mnemonic(), jump.ip_rel_memory_address(), jump.len()), (Mnemonic::Jmp, detour.word(), 6));
         assert_eq!((detour.function, detour.word() % 8), (function, 0), "a word is written at once");
         assert!(detour.address >= 0x2010 && detour.word() + 8 <= detour.address + JUMP_BYTES);
     }
-    assert_eq!(ObjectTable { room: None, ..table() }.detours(), None);
+    assert_eq!(ObjectTable { unused: None, ..table() }.detours(), None);
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub struct ObjectTable {
     /// Address ranges of its variables.
     pub data: Vec<Range<u64>>,
     /// Unused executable bytes for a jump to each function.
-    pub(crate) room: Option<u64>,
+    pub(crate) unused: Option<u64>,
 }
 
 impl ObjectTable {
@@ -78,8 +78,8 @@ impl ObjectTable {
     /// addresses. `None` if there is no space.
     #[must_use]
     pub fn detours(&self) -> Option<[Detour; FUNCTIONS]> {
-        let room = self.room?;
-        let mut at = (room..).step_by(JUMP_BYTES as usize);
-        Some(self.functions.map(|function| Detour { address: at.next().unwrap_or(room), function }))
+        let unused = self.unused?;
+        let mut at = (unused..).step_by(JUMP_BYTES as usize);
+        Some(self.functions.map(|function| Detour { address: at.next().unwrap_or(unused), function }))
     }
 }

@@ -210,17 +210,16 @@ mod tests {
 
     /// Makes a library from a C source with these commands.
     fn library(source: &str, name: &str, commands: &[&str]) -> Option<FileImage> {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("source.c"), source).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("source.c"), source).unwrap();
         for command in commands {
-            let run =
-                std::process::Command::new("sh").args(["-c", command]).current_dir(folder.path()).output().unwrap();
+            let run = std::process::Command::new("sh").args(["-c", command]).current_dir(dir.path()).output().unwrap();
             if !run.status.success() {
                 skipped(format_args!("{command}: {}", String::from_utf8_lossy(&run.stderr)));
                 return None;
             }
         }
-        let bytes = std::fs::read(folder.path().join("file")).unwrap();
+        let bytes = std::fs::read(dir.path().join("file")).unwrap();
         let path = Path::new("/somewhere").join(name);
         Some(FileImage::read_if(&bytes.as_slice(), &path.display().to_string(), |_| false).unwrap())
     }

@@ -25,18 +25,18 @@ pub use self::place::{Place, same_file};
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// The directory does not exist.
-    #[error("cannot write {path}: the directory {folder} does not exist; create it, or choose another")]
-    NoFolder {
+    #[error("cannot write {path}: the directory {dir} does not exist; create it, or choose another")]
+    NoDir {
         /// File to be written.
         path: PathBuf,
         /// Its directory.
-        folder: PathBuf,
+        dir: PathBuf,
     },
     /// No file can be created in the directory.
-    #[error("cannot write into {folder}: {source}; choose another directory")]
-    FolderNotWritable {
+    #[error("cannot write into {dir}: {source}; choose another directory")]
+    DirNotWritable {
         /// The directory.
-        folder: PathBuf,
+        dir: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
@@ -45,7 +45,7 @@ pub enum OutputError {
     Exists(PathBuf),
     /// The path is a directory.
     #[error("{0} is a directory; name a file in it")]
-    IsFolder(PathBuf),
+    IsDir(PathBuf),
     /// A symbolic link of the user's own, which is followed only on request.
     #[error("{path} is a symbolic link to {target}; use --force to write to where it leads, or choose another name")]
     Link {
@@ -277,11 +277,11 @@ fn write_to<E: From<OutputError>>(
     }
     let path = &*destination.path;
     let io_error = |source| OutputError::Io { path: path.into(), source };
-    let folder = folder_of(path);
+    let dir = dir_of(path);
     let temporary = tempfile::Builder::new()
         .prefix(".heapbpf-")
         .permissions(fs::Permissions::from_mode(PRIVATE_MODE))
-        .tempfile_in(folder)
+        .tempfile_in(dir)
         .map_err(|error| io_error(without_temporary_name(error)))?;
     // Through the plain file, as errors of `NamedTempFile` mention the temporary name.
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, temporary.as_file());
@@ -334,21 +334,22 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
         return destination.check_access();
     }
     let path = &*destination.path;
-    let folder = folder_of(path);
-    if !folder.is_dir() {
-        return Err(OutputError::NoFolder { path: path.into(), folder: folder.into() });
+    let dir = dir_of(path);
+    if !dir.is_dir() {
+        return Err(OutputError::NoDir { path: path.into(), dir: dir.into() });
     }
     // Only creating a file shows whether permissions and the file system allow it. It is deleted at once.
-    tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(folder).map_err(|error| {
-        OutputError::FolderNotWritable { folder: folder.into(), source: without_temporary_name(error) }
-    })?;
+    tempfile::Builder::new()
+        .prefix(".heapbpf-")
+        .tempfile_in(dir)
+        .map_err(|error| OutputError::DirNotWritable { dir: dir.into(), source: without_temporary_name(error) })?;
     Ok(())
 }
 
 /// The directory of a file.
-pub fn folder_of(path: &Path) -> &Path {
+pub fn dir_of(path: &Path) -> &Path {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     }
 }
@@ -372,16 +373,16 @@ pub fn snapshot_number(path: &Path, format: &Format, file_name: &str) -> Option<
     (digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// An unused default path in `folder`: `heapbpf-<comm>-<pid>.pb.gz` for one process, `heapbpf-all.pb.gz` otherwise,
+/// An unused default path in `dir`: `heapbpf-<comm>-<pid>.pb.gz` for one process, `heapbpf-all.pb.gz` otherwise,
 /// with a number added if that exists. The process's name is made safe by [`safe_name`].
-pub fn default_path(folder: &Path, process: Option<(&str, u32)>, format: &Format) -> PathBuf {
+pub fn default_path(dir: &Path, process: Option<(&str, u32)>, format: &Format) -> PathBuf {
     let stem = match process {
         Some((comm, pid)) => format!("heapbpf-{}-{pid}", safe_name(comm)),
         None => "heapbpf-all".into(),
     };
     let extension = format.extensions()[0];
-    let first = folder.join(format!("{stem}{extension}"));
-    let numbered = (2u32..).map(|number| folder.join(format!("{stem}-{number}{extension}")));
+    let first = dir.join(format!("{stem}{extension}"));
+    let numbered = (2u32..).map(|number| dir.join(format!("{stem}-{number}{extension}")));
     std::iter::once(first.clone())
         .chain(numbered)
         .take(10_000)
@@ -408,8 +409,8 @@ mod tests {
         Output::new(path, formats::by_extension(path).expect("known"), force)
     }
 
-    fn entries(folder: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(folder)
+    fn entries(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
             .expect("readable")
             .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
             .collect();
@@ -419,53 +420,53 @@ mod tests {
 
     #[test]
     fn a_profile_appears_whole_and_is_not_replaced_unasked() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let path = folder.path().join("x.folded");
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("x.folded");
         let options = WriteOptions::default();
         output(&path, false).check().expect("free");
-        assert!(entries(folder.path()).is_empty(), "checking leaves no trace");
+        assert!(entries(dir.path()).is_empty(), "checking leaves no trace");
         let written = output(&path, false).write(&testing::small(), &options).expect("written");
         assert_eq!(written, [path.as_path()]);
         assert!(matches!(output(&path, false).check(), Err(OutputError::Exists(_))));
         assert!(matches!(output(&path, false).write(&testing::small(), &options), Err(OutputError::Exists(_))));
         output(&path, true).check().expect("forced");
         output(&path, true).write(&testing::small(), &options).expect("forced");
-        assert_eq!(entries(folder.path()), ["x.folded"]);
+        assert_eq!(entries(dir.path()), ["x.folded"]);
     }
 
     #[test]
     fn a_write_that_fails_leaves_nothing() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let path = folder.path().join("x.json");
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("x.json");
         let result = write_whole(&path, false, |out| {
             out.write_all(b"half").expect("written");
-            Err(OutputError::IsFolder("stop".into()))
+            Err(OutputError::IsDir("stop".into()))
         });
         assert!(result.is_err());
-        assert!(entries(folder.path()).is_empty());
+        assert!(entries(dir.path()).is_empty());
     }
 
     #[test]
-    fn missing_folders_and_folders_are_refused_with_a_hint() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let missing = output(&folder.path().join("no/x.json"), false).check().expect_err("missing").to_string();
+    fn missing_dirs_and_dirs_are_refused_with_a_hint() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let missing = output(&dir.path().join("no/x.json"), false).check().expect_err("missing").to_string();
         assert!(missing.contains("does not exist") && missing.contains("create it"), "{missing}");
-        let is_folder = folder.path().join("d.json");
-        fs::create_dir(&is_folder).expect("created");
-        assert!(matches!(output(&is_folder, true).check(), Err(OutputError::IsFolder(_))));
-        assert!(matches!(output(Path::new("/proc/x.json"), false).check(), Err(OutputError::FolderNotWritable { .. })));
+        let is_dir = dir.path().join("d.json");
+        fs::create_dir(&is_dir).expect("created");
+        assert!(matches!(output(&is_dir, true).check(), Err(OutputError::IsDir(_))));
+        assert!(matches!(output(Path::new("/proc/x.json"), false).check(), Err(OutputError::DirNotWritable { .. })));
     }
 
     #[test]
     fn names_are_made_safe_and_numbered() {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let dir = tempfile::tempdir().expect("temporary directory");
         let pprof = by_name("pprof").expect("known");
-        let path = default_path(folder.path(), Some(("../we ird/ü", 7)), pprof);
-        assert_eq!(path, folder.path().join("heapbpf-_we_ird__-7.pb.gz"));
+        let path = default_path(dir.path(), Some(("../we ird/ü", 7)), pprof);
+        assert_eq!(path, dir.path().join("heapbpf-_we_ird__-7.pb.gz"));
         fs::write(&path, "").expect("written");
-        let next = default_path(folder.path(), Some(("../we ird/ü", 7)), pprof);
-        assert_eq!(next, folder.path().join("heapbpf-_we_ird__-7-2.pb.gz"));
-        assert_eq!(default_path(folder.path(), None, pprof), folder.path().join("heapbpf-all.pb.gz"));
+        let next = default_path(dir.path(), Some(("../we ird/ü", 7)), pprof);
+        assert_eq!(next, dir.path().join("heapbpf-_we_ird__-7-2.pb.gz"));
+        assert_eq!(default_path(dir.path(), None, pprof), dir.path().join("heapbpf-all.pb.gz"));
         assert_eq!(safe_name(""), "process");
         assert_eq!(safe_name(".."), "process");
         assert_eq!(with_suffix(Path::new("a/b.pb.gz"), pprof, "0001"), Path::new("a/b.0001.pb.gz"));

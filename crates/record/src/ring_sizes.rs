@@ -4,7 +4,7 @@
 //! that it keeps.
 
 use heapbpf_profile::model::Criterion;
-use sampler_ebpf::abi::{FIRST_STACK_BYTES, LARGEST_STACK_COPY, STACK_ROOM_SHARE};
+use sampler_ebpf::abi::{FIRST_STACK_BYTES, LARGEST_STACK_COPY, STACK_SPACE_SHARE};
 
 /// Ring sizes of a recording of every allocation, bytes. They, like all sizes here, were chosen by what is lost under
 /// the hardest loads (docs/overhead.md).
@@ -13,7 +13,7 @@ const MOST_STACKS_BYTES: u64 = STACKS_PER_EVENTS * MOST_EVENTS_BYTES;
 /// Bytes of the stacks ring per byte of the events ring, if the user gives the size of the latter.
 const STACKS_PER_EVENTS: u64 = 4;
 /// Smallest stacks ring, bytes: while it is at most half full, even the longest copy fits whole.
-const LEAST_STACKS_BYTES: u64 = 2 * STACK_ROOM_SHARE * LARGEST_STACK_COPY;
+const LEAST_STACKS_BYTES: u64 = 2 * STACK_SPACE_SHARE * LARGEST_STACK_COPY;
 /// A ring grows by this factor; if more than half was in use, by its square, because more may arrive while it is
 /// replaced.
 const FACTOR: u64 = 4;
@@ -231,7 +231,7 @@ mod tests {
         let mut growth = stacks();
         assert_eq!(growth.look(2 * MIB, 512 * KIB - 1, 0), None);
         assert_eq!(growth.look(2 * MIB, 512 * KIB, 0), Some(8 * MIB));
-        assert_eq!(growth.look(8 * MIB, 512 * KIB, 0), None, "there is room now");
+        assert_eq!(growth.look(8 * MIB, 512 * KIB, 0), None, "there is space now");
         assert_eq!(growth.look(8 * MIB, 5 * MIB, 0), Some(64 * MIB), "more than half was in use");
         assert_eq!(growth.look(64 * MIB, 64 * MIB, 0), None);
     }
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_interval_makes_room_at_once() {
+    fn a_smaller_interval_makes_space_at_once() {
         let mut growth = stacks();
         growth.set_limits(RingSizes::of_interval(1000, Criterion::Bytes, true).stacks);
         assert_eq!(growth.look(2 * MIB, 0, 0), Some(64 * MIB));

@@ -56,8 +56,8 @@ pub enum NotHeld {
     #[error("it is not a 64-bit program for this machine, or has an unknown layout")]
     Layout,
     /// The text ends where its last page does.
-    #[error("there is no room after its code for the instructions that hold it at its entry point")]
-    NoRoom,
+    #[error("there is no space after its code for the instructions that hold it at its entry point")]
+    NoSpace,
     /// Another process traces it, and decides when it goes on.
     #[error("it is traced by process {0}")]
     Traced(u32),
@@ -192,7 +192,7 @@ fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
     let end = vector.end_of_text(&word).ok_or(NotHeld::Layout)?;
     let write = |end| write_code(&memory, end, PACE, (&[], vector.entry));
     let (code, go) = match (write(end), vector.end_of_interpreter(&word)) {
-        (Err(NotHeld::NoRoom), Some(end)) => write(end)?,
+        (Err(NotHeld::NoSpace), Some(end)) => write(end)?,
         (written, _) => written?,
     };
     if registers.rip == vector.entry {
@@ -216,7 +216,7 @@ pub(crate) fn write_code(
     let (code, go) = instructions(start, pace, onward);
     let range = start..start + code.len() as u64;
     if range.end > page_end {
-        return Err(NotHeld::NoRoom);
+        return Err(NotHeld::NoSpace);
     }
     memory.write_all_at(&code, start)?;
     Ok((range, go))

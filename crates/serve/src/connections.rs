@@ -41,12 +41,12 @@ pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, routes: Routes
             return;
         }
     };
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let under_way = GracefulShutdown::new();
     let mut stopped = pin!(stopped);
     loop {
         // The semaphore is never closed.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = &mut stopped => break,

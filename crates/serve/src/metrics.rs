@@ -384,8 +384,8 @@ impl Metrics {
         for (index, process) in profile.processes.iter().enumerate().filter(|(index, _)| profile.knows_inuse(*index)) {
             let Some(of_process) = rows.remove(&index) else { continue };
             let labels = program_labels(process);
-            let has_room = self.programs.len() < MOST_PROGRAMS;
-            let own = self.programs.contains(&labels) || has_room && self.programs.insert(labels.clone());
+            let has_space = self.programs.len() < MOST_PROGRAMS;
+            let own = self.programs.contains(&labels) || has_space && self.programs.insert(labels.clone());
             if !visible(process) {
                 continue;
             }
@@ -493,7 +493,9 @@ fn pushing(destinations: &[PushStatus], out: &mut String) {
     type Get = fn(&PushStatus) -> u64;
     let families: [(_, _, _, Get); 6] = [
         ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
-        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of room.", |status| status.counts.dropped),
+        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of space.", |status| {
+            status.counts.dropped
+        }),
         ("heapbpf_push_rejected_total", "counter", "Profiles that the destination rejected.", |status| {
             status.counts.rejected
         }),

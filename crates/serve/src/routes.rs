@@ -58,7 +58,7 @@ const INUSE_SPACE: &str = "inuse_space";
 struct ServerState {
     source: Source,
     tokens: Option<Tokens>,
-    room: Places,
+    scrapes: Places,
     differences: Places,
     metrics: Mutex<Metrics>,
     push: PushStatuses,
@@ -138,7 +138,7 @@ impl Routes {
         Self(Arc::new(ServerState {
             source: Source::new(recording, sharers),
             tokens,
-            room: Places::new(MOST_SCRAPES, sharers),
+            scrapes: Places::new(MOST_SCRAPES, sharers),
             differences: Places::new(MOST_DIFFERENCES, sharers),
             metrics: Mutex::default(),
             push,
@@ -466,7 +466,7 @@ impl ServerState {
     }
 
     fn permit(&self, token: usize) -> Result<Slot, Refusal> {
-        self.room.try_take(token).ok_or_else(|| self.full(self.room.of_each))
+        self.scrapes.try_take(token).ok_or_else(|| self.full(self.scrapes.of_each))
     }
 
     fn full(&self, most: usize) -> Refusal {
@@ -498,7 +498,7 @@ impl ServerState {
                 drop(permit);
                 tokio::time::sleep(seconds).await;
                 // A client that has waited this long is not refused.
-                (Some(earlier), self.room.take(token).await.ok_or_else(|| self.full(self.room.of_each))?)
+                (Some(earlier), self.scrapes.take(token).await.ok_or_else(|| self.full(self.scrapes.of_each))?)
             }
             None => (None, permit),
         };

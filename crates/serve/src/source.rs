@@ -174,12 +174,12 @@ impl Source {
         self.profile_if(detail, token, |_| true).await
     }
 
-    /// `has_room`: whether a token that holds this many other profiles with stacks may hold one more.
+    /// `may_hold`: whether a token that holds this many other profiles with stacks may hold one more.
     async fn profile_if(
         &self,
         detail: Detail,
         token: usize,
-        has_room: impl Fn(usize) -> bool,
+        may_hold: impl Fn(usize) -> bool,
     ) -> Result<Held, SourceError> {
         let asked = Instant::now();
         let last = match detail {
@@ -188,16 +188,16 @@ impl Source {
             Detail::Lifetimes => &self.lifetimes,
         };
         // Totals are small, so they are not limited.
-        let has_room = |held: usize| detail == Detail::Totals || has_room(held);
+        let may_hold = |held: usize| detail == Detail::Totals || may_hold(held);
         let mut last = last.lock().await;
         if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
-            return if has_room(self.held_by(token, Some(shared))) {
+            return if may_hold(self.held_by(token, Some(shared))) {
                 Ok(self.charged(token, detail, shared))
             } else {
                 Err(SourceError::Busy)
             };
         }
-        if !has_room(self.held_by(token, None)) {
+        if !may_hold(self.held_by(token, None)) {
             return Err(SourceError::Busy);
         }
         // Drop the old profile first. Clients that still need it hold a reference.
@@ -317,7 +317,7 @@ mod tests {
     /// A token that holds its maximum does not keep others from a profile, not even if it holds profiles that others
     /// asked for.
     #[tokio::test(flavor = "current_thread")]
-    async fn each_token_has_its_own_room_for_profiles() {
+    async fn each_token_has_its_own_capacity_for_profiles() {
         let (recording, _) = recording(Duration::ZERO);
         let source = Source::new(recording, 2);
         let of_each = MOST_HELD / 2;

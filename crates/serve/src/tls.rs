@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn wrong_files_get_one_sentence_without_the_key() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, mode: u32, text: &[u8]| {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             path
@@ -147,7 +147,7 @@ mod tests {
         let broken = file("broken", 0o600, b"-----BEGIN CERTIFICATE-----\n????\n-----END CERTIFICATE-----\n");
         let public = file("public.key", 0o644, key_text.as_bytes());
         let large = file("large", 0o600, &vec![b'x'; (1 << 20) + 1]);
-        let missing = folder.path().join("missing");
+        let missing = dir.path().join("missing");
         for (certificates, key, parts) in [
             (&missing, &key, ["cannot read the certificate file", "missing"]),
             (&empty, &key, ["certificate file", "has no certificate"]),
@@ -155,7 +155,7 @@ mod tests {
             (&key, &key, ["certificate file", "has no certificate"]),
             (&broken, &key, ["certificate file", "is not PEM"]),
             (&large, &key, ["certificate file", "1 MiB"]),
-            (&folder.path().to_path_buf(), &key, ["certificate file", "not a file"]),
+            (&dir.path().to_path_buf(), &key, ["certificate file", "not a file"]),
             (&certificate, &missing, ["cannot read the key file", "missing"]),
             (&certificate, &certificate, ["key file", "can be read or written by others"]),
             (&certificate, &empty, ["key file", "has no private key"]),

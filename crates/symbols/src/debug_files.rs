@@ -174,18 +174,18 @@ mod tests {
 
     #[test]
     fn what_is_not_an_elf_file_is_no_debug_file() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x.debug");
         std::fs::write(&path, "text").expect("writes");
         assert!(open(path, true).is_none());
-        assert!(open(dir.path().to_path_buf(), true).is_none(), "a folder");
+        assert!(open(dir.path().to_path_buf(), true).is_none(), "a directory");
         let own = open("/proc/self/exe".into(), false).expect("this program");
         assert!(!own.is_trusted && has_symbols(&own.elf));
     }
 
     #[test]
     fn the_checksum_of_debug_links() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x");
         std::fs::write(&path, "123456789").expect("writes");
         // The check value of CRC-32/ISO-HDLC.

@@ -43,7 +43,7 @@ fn all_symbols(library: &Path, options: &Options) -> Vec<Vec<Symbol>> {
 
 #[test]
 fn debug_information_that_dwz_shares_is_found() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some([library, other]) = compile_two(dir.path(), &[]) else { return };
     let expected = all_symbols(&library, &no_debug_files());
     assert!(expected.iter().any(|symbols| functions(symbols) == ["innermost", "middle", "outer"]));
@@ -60,7 +60,7 @@ fn debug_information_that_dwz_shares_is_found() {
     // In a debug directory, by build ID.
     let store = dir.path().join("store");
     let place = store.join(".build-id").join(&id[..2]);
-    std::fs::create_dir_all(&place).expect("folder");
+    std::fs::create_dir_all(&place).expect("directory");
     let kept = place.join(format!("{}.debug", &id[2..]));
     std::fs::rename(&common, &kept).expect("our own");
     let by_id = Options { debug_directories: vec![store], ..Options::default() };
@@ -85,9 +85,9 @@ fn split_debug_information_has_inlined_calls() {
         (&["-gsplit-dwarf", "-gdwarf-4"], false),
         (&["-gsplit-dwarf", "-gdwarf-4"], true),
     ] {
-        let dir = tempfile::tempdir().expect("temporary folder");
+        let dir = tempfile::tempdir().expect("temporary directory");
         let plain = dir.path().join("plain");
-        std::fs::create_dir(&plain).expect("folder");
+        std::fs::create_dir(&plain).expect("directory");
         let (Some([whole, _]), Some([library, _])) = (compile_two(&plain, &flags[1..]), compile_two(dir.path(), flags))
         else {
             return;
@@ -123,7 +123,7 @@ fn split_debug_information_has_inlined_calls() {
 /// Its time is over before anything was read: how much may be read gives no time, only what is read.
 #[test]
 fn split_debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some([library, _]) = compile_two(dir.path(), &["-gsplit-dwarf"]) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(no_debug_files());
@@ -138,7 +138,7 @@ fn split_debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
 /// With mutated debug information, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_links_do_no_harm() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some([library, other]) = compile_two(dir.path(), &["-gsplit-dwarf"]) else { return };
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let Some([shared, _]) = compile_two(dir.path(), &[]) else { return };
@@ -175,7 +175,7 @@ fn mutated_links_do_no_harm() {
 /// Debug files that refer to themselves, by both kinds of links: names are found, and the search ends.
 #[test]
 fn links_in_a_circle_end() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some([library, _]) = compile_two(dir.path(), &[]) else { return };
     let expected = all_symbols(&library, &no_debug_files());
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();

@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn packages_are_found_by_their_lists_whatever_usr_is() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let list = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("writes");
         list("git.list", "/.\n/usr/bin\n/usr/bin/git\n");
         list("libc6:amd64.list", "/lib/x86_64-linux-gnu/libc.so.6");
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn packages_of_debug_symbols_are_in_archives_of_their_own() {
         let has_one = |names: &[&str]| {
-            let dir = tempfile::tempdir().expect("a folder");
+            let dir = tempfile::tempdir().expect("a directory");
             names.iter().for_each(|name| fs::write(dir.path().join(name), "").expect("writes"));
             has_debug_archive(dir.path())
         };
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_file_is_looked_for_once() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let mut known = KnownOwners::default();
         known.learn(dir.path(), ["/usr/bin/git"].into_iter());
         fs::write(dir.path().join("git.list"), "/usr/bin/git\n/usr/bin/git-shell\n").expect("writes");

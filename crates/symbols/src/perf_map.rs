@@ -280,9 +280,9 @@ mod tests {
         if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
-        let root = tempfile::tempdir().expect("temporary folder");
+        let root = tempfile::tempdir().expect("temporary directory");
         let tmp = root.path().join("tmp");
-        std::fs::create_dir(&tmp).expect("folder");
+        std::fs::create_dir(&tmp).expect("directory");
         let map = |pid: u32| tmp.join(format!("perf-{pid}.map"));
         std::fs::write(map(7), "10 10 inside\n").expect("write");
         // SAFETY: `geteuid` takes no arguments and cannot fail.
@@ -312,7 +312,7 @@ mod tests {
         refused(9, me, "symbolic link");
         symlink("/tmp/perf-7.map", map(10)).expect("link");
         refused(10, me, "symbolic link");
-        std::fs::create_dir(map(11)).expect("folder");
+        std::fs::create_dir(map(11)).expect("directory");
         refused(11, me, "not a regular file");
         let fifo = std::ffi::CString::new(map(12).into_os_string().into_encoded_bytes()).expect("no NUL");
         // SAFETY: `fifo` is a NUL-terminated string that outlives the call.

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_nothing_needs_any_more_make_room_and_their_numbers_are_not_given_again() {
+    fn functions_that_nothing_needs_any_more_make_way_and_their_numbers_are_not_given_again() {
         let names = RuntimeFunctions::default();
         let number = |at: usize| names.number(&format!("f{at}"), "/a.py");
         (0..MOST_FUNCTIONS).for_each(|at| assert_eq!(number(at), at as u32));

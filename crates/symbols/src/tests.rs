@@ -119,7 +119,7 @@ pub(super) fn no_debug_files() -> Options {
 
 #[test]
 fn inlined_calls_files_and_lines() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let (start, mut seen) = (offset_of(&library, "outer"), None);
     // Find the instruction that carries the store of the innermost function.
@@ -138,7 +138,7 @@ fn inlined_calls_files_and_lines() {
 
 #[test]
 fn progress_is_reported() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
     let mut symbolizer = Symbolizer::telling(no_debug_files(), Arc::clone(&progress));
@@ -152,7 +152,7 @@ fn progress_is_reported() {
 
 #[test]
 fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(Options { max_debug_bytes: 10, ..no_debug_files() });
@@ -165,7 +165,7 @@ fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
 /// Its time is over before anything was read.
 #[test]
 fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(no_debug_files());
@@ -179,13 +179,13 @@ fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
 
 #[test]
 fn debug_files_by_build_id_and_by_link() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let hidden = offset_of(&library, "hidden");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let debug = dir.path().join("libnames.so.debug");
     let stripped = dir.path().join("stripped/libnames.so");
-    std::fs::create_dir_all(dir.path().join("stripped/.debug")).expect("folder");
+    std::fs::create_dir_all(dir.path().join("stripped/.debug")).expect("directory");
     let link = format!("--add-gnu-debuglink={}", text(&debug));
     if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])
         || !run("objcopy", &["--strip-all", &link, &text(&library), &text(&stripped)])
@@ -206,7 +206,7 @@ fn debug_files_by_build_id_and_by_link() {
         heapbpf_elf::build_id::of(&bytes).expect("asked for").iter().map(|byte| format!("{byte:02x}")).collect();
     let store = dir.path().join("store");
     let place = store.join(".build-id").join(&id[..2]);
-    std::fs::create_dir_all(&place).expect("folder");
+    std::fs::create_dir_all(&place).expect("directory");
     std::fs::copy(&debug, place.join(format!("{}.debug", &id[2..]))).expect("copy");
     let by_id = Options { debug_directories: vec![store.clone()], ..Options::default() };
     let symbols = symbolize(by_id.clone(), &mut One::file(&stripped), hidden);
@@ -277,7 +277,7 @@ fn vdso_has_names() {
 /// On a host where programs come and go, modules without names do not accumulate.
 #[test]
 fn what_is_said_of_modules_goes_with_the_cache() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     if !run("strip", &[library.to_str().expect("UTF-8")]) {
         return skipped("there is no program strip");
@@ -296,7 +296,7 @@ fn what_is_said_of_modules_goes_with_the_cache() {
 /// With mutated debug information, symbols and headers, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let offsets: Vec<u64> = ["outer", "hidden", "calls_hidden"].iter().map(|name| offset_of(&library, name)).collect();
     let pristine = std::fs::read(&library).expect("readable");
@@ -336,7 +336,7 @@ fn mutated_modules_give_names_or_reasons() {
 
 #[test]
 fn compressed_debug_information_counts_decompressed() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     for method in ["zlib", "zstd"] {
         let packed = dir.path().join(method);
@@ -372,7 +372,7 @@ fn compressed_debug_information_counts_decompressed() {
 /// Every address of a function without a name has the function's start, and its module has the reason.
 #[test]
 fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let stripped = dir.path().join("stripped.so");
     if !run("strip", &["-o", stripped.to_str().expect("UTF-8"), library.to_str().expect("UTF-8")]) {
@@ -405,7 +405,7 @@ fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
 /// The compressed symbol table that Fedora and its derivatives embed in stripped files.
 #[test]
 fn packed_symbol_tables_name_functions_of_stripped_files() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let hidden = offset_of(&library, "hidden");
     let script = "cp libnames.so mini && objcopy --strip-debug mini && xz -f mini && strip -o stripped.so libnames.so \
@@ -427,15 +427,15 @@ fn debug_files_below_another_root() {
     if heapbpf_testing::is_emulated("no openat2(2)") {
         return;
     }
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let Some(library) = compile(dir.path()) else { return };
     let root = dir.path().join("root");
     let bytes = std::fs::read(&library).expect("readable");
     let id = heapbpf_elf::build_id::of(&bytes).expect("asked for");
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let place = root.join("usr/lib/debug/.build-id").join(&id[..2]);
-    std::fs::create_dir_all(&place).expect("folder");
-    std::fs::create_dir_all(root.join("store")).expect("folder");
+    std::fs::create_dir_all(&place).expect("directory");
+    std::fs::create_dir_all(root.join("store")).expect("directory");
     let (stripped, debug) = (dir.path().join("stripped.so"), root.join("store/x.debug"));
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])

@@ -89,7 +89,7 @@ fn cannot_load_programs() -> bool {
         return true;
     }
     // The kernel reports a process's own directory as owned by its effective user.
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|folder| folder.uid() == 0);
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|dir| dir.uid() == 0);
     if !is_root {
         skipped("loading BPF programs needs root");
     }

@@ -65,7 +65,7 @@ pub enum CopyEnd {
     /// It reached the top of the thread's stack.
     Top,
     /// There was no space for more.
-    Room,
+    NoSpace,
     /// The next page was not in memory.
     MissingPage,
 }
@@ -76,7 +76,7 @@ impl Flaws {
     fn explain(self, reason: &Reason) -> Option<Reason> {
         match (reason, self.end) {
             (Reason::StackCopyTooSmall, CopyEnd::Top) => Some(Reason::OtherStack),
-            (Reason::StackCopyTooSmall, CopyEnd::Room) => Some(Reason::StackCopyShortened),
+            (Reason::StackCopyTooSmall, CopyEnd::NoSpace) => Some(Reason::StackCopyShortened),
             (Reason::StackCopyTooSmall, CopyEnd::MissingPage) => Some(Reason::MissingPage),
             (Reason::NullReturnAddress, _) if self.has_gaps => Some(Reason::MissingPage),
             _ => None,

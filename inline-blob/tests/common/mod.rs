@@ -113,8 +113,8 @@ fn map_text(address: u64, bytes: &[u8], fixed: i32) {
 impl Hooked {
     /// Loads a private copy of the library at `path`, in its own namespace, and hooks its functions.
     pub fn new(path: &str, options: &Options) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let copy = folder.path().join(Path::new(path).file_name().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join(Path::new(path).file_name().unwrap());
         std::fs::copy(path, &copy).unwrap();
         let loaded = options.driver.map_or_else(|| copy.clone(), |source| compile(source, &copy));
         let name = CString::new(loaded.to_str().unwrap()).unwrap();
@@ -172,16 +172,8 @@ impl Hooked {
             base,
         };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();
-        let mut hooked = Self {
-            plan,
-            names,
-            missing: found.missing.clone(),
-            handle,
-            base,
-            mapped,
-            restore: Vec::new(),
-            _file: folder,
-        };
+        let mut hooked =
+            Self { plan, names, missing: found.missing.clone(), handle, base, mapped, restore: Vec::new(), _file: dir };
         if options.hook {
             hooked.install(options, site_offsets(&code));
         }
@@ -342,13 +334,13 @@ pub struct Functions {
 
 /// Compiles C++ `source` to a shared library, which uses the library at `allocator` before any other.
 fn compile(source: &str, allocator: &Path) -> PathBuf {
-    let folder = allocator.parent().unwrap();
-    let (code, library) = (folder.join("driver.cc"), folder.join("driver.so"));
+    let dir = allocator.parent().unwrap();
+    let (code, library) = (dir.join("driver.cc"), dir.join("driver.so"));
     std::fs::write(&code, source).unwrap();
     let status = Command::new("c++")
         .args(["-std=c++17", "-O1", "-fno-builtin", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
         .args([&library, &code, allocator])
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .arg(format!("-Wl,-rpath,{}", dir.display()))
         .status();
     assert!(status.unwrap().success());
     library

@@ -47,7 +47,7 @@ pub mod stack_kind {
     /// Registers and a copy of the stack's top, in the stacks ring under the same sample id.
     pub const COPIED: u32 = 2;
     /// No stack: its copy did not fit into the stacks ring.
-    pub const LOST_NO_ROOM: u32 = 3;
+    pub const LOST_NO_SPACE: u32 = 3;
     /// No stack: the `STACK_TRACES` map had no free slot for it.
     pub const LOST_TABLE_FULL: u32 = 4;
 }
@@ -61,7 +61,7 @@ pub mod copy_end {
     /// The top of the stack is not known, and the copy has reached the process's limit in the `STACK_LIMITS` map.
     pub const PROCESS_LIMIT: u32 = 2;
     /// The stacks ring had no space for more.
-    pub const ROOM: u32 = 3;
+    pub const NO_SPACE: u32 = 3;
 }
 
 /// A sampled allocation that succeeded.

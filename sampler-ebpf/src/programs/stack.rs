@@ -11,7 +11,7 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
+    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_SPACE_SHARE, StackRecord, copy_end,
     ring, stack_kind,
 };
 
@@ -45,7 +45,7 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
             // If the Python frames are lost, the stack counts as lost, because it would look like a stack of native
             // code only.
             if python::report_python(state, sample, time_ns) == 0 {
-                return Taken::of_kind(stack_kind::LOST_NO_ROOM);
+                return Taken::of_kind(stack_kind::LOST_NO_SPACE);
             }
             Taken::of_kind(take_copy(registers, state, sample, time_ns))
         }
@@ -62,7 +62,7 @@ extern "C" fn take_copy(registers: *const Registers, state: *const ThreadState, 
     let (Some(registers), Some(state)) = (unsafe { registers.as_ref() }, unsafe { state.as_ref() }) else {
         return stack_kind::NONE;
     };
-    maps::stacks().map_or(stack_kind::LOST_NO_ROOM, |ring| copy(ring, registers, state, sample, time_ns))
+    maps::stacks().map_or(stack_kind::LOST_NO_SPACE, |ring| copy(ring, registers, state, sample, time_ns))
 }
 
 /// `-EEXIST`: another stack occupies the slot in the map. `-ENOMEM`: there is no free slot.
@@ -114,9 +114,9 @@ fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, tim
         None => (limit_of_process(state).min(most), copy_end::PROCESS_LIMIT),
     };
     if wanted > FIRST_STACK_BYTES {
-        let room = room(ring);
-        if wanted > room {
-            (wanted, ends_at) = (room, copy_end::ROOM);
+        let share = free_share(ring);
+        if wanted > share {
+            (wanted, ends_at) = (share, copy_end::NO_SPACE);
         }
     }
     let taken = if wanted <= FIRST_STACK_BYTES {
@@ -124,11 +124,11 @@ fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, tim
     } else {
         copy_long(ring, &source, wanted, ends_at)
     };
-    if taken != stack_kind::LOST_NO_ROOM || wanted <= SHORTEST {
+    if taken != stack_kind::LOST_NO_SPACE || wanted <= SHORTEST {
         return taken;
     }
     // The ring is nearly full, or other CPUs were faster.
-    copy_into::<SHORTEST>(ring, &source, SHORTEST, copy_end::ROOM)
+    copy_into::<SHORTEST>(ring, &source, SHORTEST, copy_end::NO_SPACE)
 }
 
 /// Maximum number of bytes copied of a stack of the calling process whose top is not known.
@@ -140,9 +140,9 @@ fn limit_of_process(state: &ThreadState) -> u64 {
 
 /// Maximum number of bytes that a long copy may take of the ring's free space.
 #[inline(always)]
-fn room(ring: Ring) -> u64 {
+fn free_share(ring: Ring) -> u64 {
     let left = ring.size().saturating_sub(ring.fill());
-    (left / STACK_ROOM_SHARE).max(FIRST_STACK_BYTES)
+    (left / STACK_SPACE_SHARE).max(FIRST_STACK_BYTES)
 }
 
 /// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so this uses the smallest size class
@@ -195,7 +195,7 @@ fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 
 fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     let record = ring.reserve(HEADER + CLASS).cast::<StackRecord>();
     if record.is_null() {
-        return stack_kind::LOST_NO_ROOM;
+        return stack_kind::LOST_NO_SPACE;
     }
     // SAFETY: the reservation begins with the header.
     unsafe {

@@ -117,11 +117,11 @@ pub fn list(tgid: u32) -> bool {
 /// Lists a process that is counted by links of this kind. Returns `false`, and counts that, if there is no space.
 #[inline(always)]
 pub fn list_as(tgid: u32, kind: u32) -> bool {
-    let has_room = TARGETS.insert(tgid, kind, u64::from(BPF_ANY)).is_ok();
-    if !has_room {
+    let has_space = TARGETS.insert(tgid, kind, u64::from(BPF_ANY)).is_ok();
+    if !has_space {
         count_process_event_lost();
     }
-    has_room
+    has_space
 }
 
 #[inline(always)]

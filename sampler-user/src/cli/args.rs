@@ -70,7 +70,7 @@ pub struct TopArgs {
     /// How stacks are found and named.
     #[command(flatten)]
     pub stacks: StackArgs,
-    /// Room and costs.
+    /// Space and costs.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// Minimum time between two refreshes; longer if a refresh takes more than an eightieth of it in CPU time
@@ -174,8 +174,8 @@ pub struct CompletionArgs {
 /// Options of `heapbpf man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Folder for the pages: heapbpf.1, and one for each command
-    pub folder: PathBuf,
+    /// Directory for the pages: heapbpf.1, and one for each command
+    pub dir: PathBuf,
 }
 
 /// Options of `heapbpf doctor`.
@@ -196,8 +196,8 @@ pub struct DoctorArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Another folder with debug information (besides /usr/lib/debug); may be repeated
-    #[arg(long, value_name = "FOLDER")]
+    /// Another directory with debug information (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "DIR")]
     pub debug_dir: Vec<PathBuf>,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]

@@ -42,8 +42,8 @@ mod tests {
 
     #[test]
     fn the_hosts_rules_are_read_or_refused_with_their_line() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("frames");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("frames");
         assert!(rules_in(&path).expect("no file").is_none());
         std::fs::write(&path, "library function shop::base::*\n").expect("writable");
         let rules = rules_in(&path).expect("valid").expect("a file");

@@ -56,23 +56,23 @@ fn without_files(command: Command) -> Command {
 /// # Errors
 /// The directory cannot be written.
 pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
-    let folder = args.folder.display();
-    std::fs::create_dir_all(&args.folder).with_context(|| format!("cannot create {folder}"))?;
+    let dir = args.dir.display();
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot create {dir}"))?;
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    write_pages(&command, &args.folder).with_context(|| format!("cannot write pages to {folder}"))?;
+    write_pages(&command, &args.dir).with_context(|| format!("cannot write pages to {dir}"))?;
     Ok(0)
 }
 
 /// Writes the pages of a command and of its subcommands.
-fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+fn write_pages(command: &Command, dir: &Path) -> io::Result<()> {
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
-        write_pages(below, folder)?;
+        write_pages(below, dir)?;
     }
     let page = Man::new(command.clone()).date(date());
     let mut text = Vec::new();
     page.render(&mut text)?;
-    std::fs::write(folder.join(page.get_filename()), tidied(&String::from_utf8_lossy(&text)))
+    std::fs::write(dir.join(page.get_filename()), tidied(&String::from_utf8_lossy(&text)))
 }
 
 /// Returns the date of the source that releases are built with. Otherwise empty, because pages must not depend on when
@@ -119,15 +119,15 @@ mod tests {
 
     #[test]
     fn each_command_has_a_page() {
-        let folder = tempfile::tempdir().expect("a folder");
-        pages(&ManArgs { folder: folder.path().join("man1") }).expect("pages");
+        let dir = tempfile::tempdir().expect("a directory");
+        pages(&ManArgs { dir: dir.path().join("man1") }).expect("pages");
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let name = format!("man1/heapbpf-{}.1", command.get_name());
             let page =
-                std::fs::read_to_string(folder.path().join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+                std::fs::read_to_string(dir.path().join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert!(page.contains(".SH NAME") && page.contains(command.get_name()), "{page}");
         }
-        let main = std::fs::read_to_string(folder.path().join("man1/heapbpf.1")).expect("the main page");
+        let main = std::fs::read_to_string(dir.path().join("man1/heapbpf.1")).expect("the main page");
         assert!(main.contains("\\-\\-interval"), "{main}");
     }
 }

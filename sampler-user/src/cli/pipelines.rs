@@ -17,7 +17,7 @@ pub(super) fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
     if args.push.is_empty() {
         return Ok(None);
     }
-    let spool = args.spool.as_ref().map(|folder| SpoolOptions { folder: folder.clone(), most_bytes: args.spool_bytes });
+    let spool = args.spool.as_ref().map(|dir| SpoolOptions { dir: dir.clone(), most_bytes: args.spool_bytes });
     Ok(Some(PushPlan::open(&args.push, args.push_every, spool.as_ref())?))
 }
 
@@ -60,7 +60,7 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     let mut outputs = Vec::new();
     for file in &args.output.outputs {
         if file.path.is_dir() {
-            return Err(OutputError::IsFolder(file.path.clone()).into());
+            return Err(OutputError::IsDir(file.path.clone()).into());
         }
         outputs.push(Output::new(&file.path, file.format(args.output.format.as_deref())?, args.output.force));
     }

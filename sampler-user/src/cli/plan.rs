@@ -343,10 +343,10 @@ fn read_classes(path: &Path) -> Result<ClassPlan, PlanError> {
 ///
 /// # Errors
 /// Names the first directory that does not exist.
-pub fn check_debug_dirs(folders: &[PathBuf]) -> Result<(), PlanError> {
-    let is_missing = |folder: &&PathBuf| !folder.is_dir();
-    folders.iter().find(is_missing).map_or(Ok(()), |folder| {
-        Err(PlanError::Blocked(format!("--debug-dir {}: there is no such folder", folder.display())))
+pub fn check_debug_dirs(dirs: &[PathBuf]) -> Result<(), PlanError> {
+    let is_missing = |dir: &&PathBuf| !dir.is_dir();
+    dirs.iter().find(is_missing).map_or(Ok(()), |dir| {
+        Err(PlanError::Blocked(format!("--debug-dir {}: there is no such directory", dir.display())))
     })
 }
 

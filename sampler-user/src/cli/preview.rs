@@ -130,8 +130,8 @@ fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
         let refusal = "plan cannot start a command: record a profile of it, then plan from that";
         return Err(PlanError::Usage(refusal.into()).into());
     }
-    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    let file = folder.path().join("look.json");
+    let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
+    let file = dir.path().join("look.json");
     let mut options = Cli::parse_from(["heapbpf"]).record;
     options.target = args.target.clone();
     options.sampling.interval = Interval::Size(LOOK_INTERVAL);

@@ -89,8 +89,8 @@ pub struct ReportArgs {
     /// Look up names for addresses by build ID, in debug files and in the files at their recorded paths
     #[arg(long)]
     pub symbolize: bool,
-    /// Another folder with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
-    #[arg(long, value_name = "FOLDER", requires = "symbolize")]
+    /// Another directory with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "DIR", requires = "symbolize")]
     pub debug_dir: Vec<PathBuf>,
     /// Fetch missing debug files from this debuginfod server, by build ID (in addition to DEBUGINFOD_URLS); may be repeated
     #[arg(long, value_name = "URL", value_parser = parse_url, requires = "symbolize")]
@@ -126,8 +126,8 @@ pub struct ReportArgs {
     /// Show a tree of the callers of functions whose name, source file or module matches
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "tree"])]
     pub callers: Option<Regex>,
-    /// Show source lines of the functions with most bytes in use, from files in this folder
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["by", "suspects", "tree", "callers", "plot", "details", "outputs", "format"])]
+    /// Show source lines of the functions with most bytes in use, from files in this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["by", "suspects", "tree", "callers", "plot", "details", "outputs", "format"])]
     pub source: Option<PathBuf>,
     /// Keep only stacks with a frame whose function, source file or module matches
     #[arg(long, value_name = "REGEX")]

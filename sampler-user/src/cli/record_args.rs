@@ -43,7 +43,7 @@ pub struct RecordArgs {
     /// How stacks are found and named.
     #[command(flatten)]
     pub stacks: StackArgs,
-    /// Room and costs.
+    /// Space and costs.
     #[command(flatten)]
     pub limits: LimitArgs,
     /// What is shown.
@@ -156,8 +156,8 @@ pub struct StackArgs {
     /// Keep addresses only, no names
     #[arg(long, help_heading = "Stacks")]
     pub no_symbolize: bool,
-    /// Another folder with debug information (besides /usr/lib/debug); may be repeated
-    #[arg(long, value_name = "FOLDER", help_heading = "Stacks")]
+    /// Another directory with debug information (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "DIR", help_heading = "Stacks")]
     pub debug_dir: Vec<PathBuf>,
     /// Fetch missing debug files from this debuginfod server, by build ID (in addition to DEBUGINFOD_URLS); may be repeated
     #[arg(long, value_name = "URL", value_parser = parse_url, help_heading = "Stacks")]
@@ -168,7 +168,7 @@ pub struct StackArgs {
     pub max_debug_bytes: u64,
 }
 
-/// Room for data, and what probes may cost.
+/// Space for data, and what probes may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
     /// Buffer size for events; the buffer for stacks is four times as large. Default: both start with what the interval
@@ -297,8 +297,8 @@ pub struct ServeArgs {
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that are not delivered yet in this folder, across restarts; default: in memory
-    #[arg(long, value_name = "FOLDER", requires = "push", help_heading = "Pipelines")]
+    /// Keep profiles that are not delivered yet in this directory, across restarts; default: in memory
+    #[arg(long, value_name = "DIR", requires = "push", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
     /// Maximum size of the spool for each destination; the oldest profiles are dropped first
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB", help_heading = "Pipelines")]

@@ -44,8 +44,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     let options = options(args)?;
     let products = products(args, &options)?;
     plan::check_debug_dirs(&args.debug_dir)?;
-    if let Some(folder) = args.source.as_ref().filter(|folder| !folder.is_dir()) {
-        return Err(PlanError::Blocked(format!("--source {}: there is no such folder", folder.display())).into());
+    if let Some(dir) = args.source.as_ref().filter(|dir| !dir.is_dir()) {
+        return Err(PlanError::Blocked(format!("--source {}: there is no such directory", dir.display())).into());
     }
     let mut all = Vec::with_capacity(args.profiles.len());
     for path in &args.profiles {
@@ -69,25 +69,25 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     if !products.is_empty() {
         return Ok(0);
     }
-    if let Some(folder) = &args.source {
+    if let Some(dir) = &args.source {
         let options = ReportOptions { top: args.top.unwrap_or(FUNCTIONS), ..options };
-        let find = |file: &str| source(folder, file);
+        let find = |file: &str| source(dir, file);
         return print(&during(|| "reading source files".into(), || source_lines(profile, &options, find)));
     }
     print(&during(|| "adding up".into(), || report::report(profile, &options)))
 }
 
-/// Reads the source file with this recorded path below a folder, or says why not. The path comes from the profiled
-/// program: neither it nor a link in the folder leads out of the folder, and only regular files are opened.
-fn source(folder: &Path, recorded: &str) -> Result<Source, String> {
+/// Reads the source file with this recorded path below a directory, or says why not. The path comes from the profiled
+/// program: neither it nor a link in the directory leads out of the directory, and only regular files are opened.
+fn source(dir: &Path, recorded: &str) -> Result<Source, String> {
     for path in source_candidates(recorded) {
         let failed = |why: &str| Err(format!("{path}: {why}"));
-        let opened = in_root::find(folder, Path::new(&path), Links::Beneath);
+        let opened = in_root::find(dir, Path::new(&path), Links::Beneath);
         let file = match opened.and_then(|handle| in_root::open_regular(&handle)) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
             Err(error) if error.raw_os_error() == Some(libc::EXDEV) => {
-                return failed("not read, because it leads out of the folder");
+                return failed("not read, because it leads out of the directory");
             }
             Err(error) => return failed(&error.to_string()),
         };
@@ -100,7 +100,7 @@ fn source(folder: &Path, recorded: &str) -> Result<Source, String> {
         }
         return Ok(Source { text: String::from_utf8_lossy(&bytes).into_owned(), path });
     }
-    Err("no such file in the folder".into())
+    Err("no such file in the directory".into())
 }
 
 /// Whether the user asked only for the short answer.
@@ -172,16 +172,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_outside_of_the_folder_is_read() {
+    fn nothing_outside_of_the_dir_is_read() {
         if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
-        let outer = tempfile::tempdir().expect("a temporary folder");
-        let folder = outer.path().join("src");
-        fs::create_dir_all(folder.join("lib")).expect("our own folder");
-        fs::write(outer.path().join("secret"), "outside").expect("our own folder");
-        fs::write(folder.join("lib/a.c"), "inside").expect("our own folder");
-        fs::write(folder.join("large.c"), vec![b'x'; MOST_SOURCE + 1]).expect("our own folder");
+        let outer = tempfile::tempdir().expect("a temporary directory");
+        let dir = outer.path().join("src");
+        fs::create_dir_all(dir.join("lib")).expect("our own directory");
+        fs::write(outer.path().join("secret"), "outside").expect("our own directory");
+        fs::write(dir.join("lib/a.c"), "inside").expect("our own directory");
+        fs::write(dir.join("large.c"), vec![b'x'; MOST_SOURCE + 1]).expect("our own directory");
         let absolute = outer.path().join("secret");
         for (link, target) in [
             ("up.c", Path::new("../secret")),
@@ -189,22 +189,22 @@ mod tests {
             ("near.c", Path::new("lib/a.c")),
             ("out", outer.path()),
         ] {
-            symlink(target, folder.join(link)).expect("our own folder");
+            symlink(target, dir.join(link)).expect("our own directory");
         }
-        let read = |recorded: &str| source(&folder, recorded);
+        let read = |recorded: &str| source(&dir, recorded);
         for recorded in ["/build/app/lib/a.c", "lib/../lib/a.c", "../../lib/a.c", "near.c"] {
             assert_eq!(read(recorded).map(|it| it.text).as_deref(), Ok("inside"), "{recorded}");
         }
         assert_eq!(read("/build/app/lib/a.c").map(|it| it.path).as_deref(), Ok("lib/a.c"));
         for recorded in ["up.c", "absolute.c", "out/secret", "/x/../out/./secret"] {
             let refused = read(recorded).expect_err(recorded);
-            assert!(refused.ends_with("leads out of the folder"), "{recorded}: {refused}");
+            assert!(refused.ends_with("leads out of the directory"), "{recorded}: {refused}");
         }
         for recorded in ["../secret", "/../secret", "lib/../../secret", &absolute.display().to_string(), "/etc/passwd"]
         {
-            assert_eq!(read(recorded), Err("no such file in the folder".into()), "{recorded}");
+            assert_eq!(read(recorded), Err("no such file in the directory".into()), "{recorded}");
         }
         assert!(read("large.c").expect_err("it is too large").ends_with("4 MiB"));
-        assert!(read("lib").expect_err("a folder").contains("not a regular file"));
+        assert!(read("lib").expect_err("a directory").contains("not a regular file"));
     }
 }

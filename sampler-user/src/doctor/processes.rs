@@ -526,8 +526,8 @@ mod tests {
 
     #[test]
     fn a_file_is_described_by_its_sections() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let text = folder.path().join("text");
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = dir.path().join("text");
         std::fs::write(&text, "not a program").expect("writes");
         let file = File::open(&text).expect("opens");
         assert!(describe_file("text", &file, None, &[]).is_none());

@@ -260,7 +260,7 @@ fn names(process: &ProcessAudit) -> String {
     const TEXTS: [&str; 4] = [
         "with lines",
         "with functions",
-        "with exported functions only (stripped: install debug symbols, or name a folder with --debug-dir)",
+        "with exported functions only (stripped: install debug symbols, or name a directory with --debug-dir)",
         "without names",
     ];
     for module in &process.modules {

@@ -122,20 +122,20 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
 }
 
 #[test]
-fn idle_processes_make_room_for_busy_ones() {
-    let Some(_turn) = turn("idle_processes_make_room_for_busy_ones") else { return };
-    make_room(Recorder::new().flag("--all"));
+fn idle_processes_make_way_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_make_way_for_busy_ones") else { return };
+    make_way(Recorder::new().flag("--all"));
 }
 
 #[test]
-fn idle_processes_of_a_name_make_room_for_busy_ones() {
-    let Some(_turn) = turn("idle_processes_of_a_name_make_room_for_busy_ones") else { return };
-    make_room(Recorder::new().option("--comm", "python3"));
+fn idle_processes_of_a_name_make_way_for_busy_ones() {
+    let Some(_turn) = turn("idle_processes_of_a_name_make_way_for_busy_ones") else { return };
+    make_way(Recorder::new().option("--comm", "python3"));
 }
 
 /// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
 /// seconds, it is let go when another one is busy, and hooked again when it is active itself.
-fn make_room(recorder: Recorder) {
+fn make_way(recorder: Recorder) {
     let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsString::from);
     let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
     let mut workers: Vec<Worker> = (0..10).map(|_| Worker::start()).collect();
@@ -169,7 +169,7 @@ fn make_room(recorder: Recorder) {
 #[test]
 fn a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them() {
     let Some(_turn) = turn("a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them") else { return };
-    let state = tempfile::tempdir().expect("a temporary folder");
+    let state = tempfile::tempdir().expect("a temporary directory");
     let (mut victim, other) = (Busy::start(), Busy::start());
     let (pid, other_pid) = (victim.0.id(), other.0.id());
     let recorder = Recorder::new().flag("--all").interval(512 << 10);
@@ -202,7 +202,7 @@ fn the_share_of_a_named_process_is_its_own() {
     let (mut target, bystander) = (Target::start(&program("mix"), ["1000"]), Busy::start());
     let recording = Recorder::of(target.pid(), 1).option("--every", "100ms").start();
     target.run();
-    let written = || std::fs::read_dir(recording.folder()).expect("its folder").count();
+    let written = || std::fs::read_dir(recording.dir()).expect("its directory").count();
     let (used, had) = (cpu_time(bystander.0.id()), written());
     until("the bystander works", || cpu_time(bystander.0.id()) > used + Duration::from_millis(50));
     until("snapshots are written, for which CPU times are looked at", || written() > had + 2);

@@ -115,14 +115,14 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
 
 /// Starts a program with a private copy of the C library, which no other test probes. Returns `None` if this host's
 /// library is not found.
-fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
+fn with_library(dir: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
     let libraries = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
     let library = libraries.iter().find(|path| Path::new(path).exists())?;
-    let copy = folder.join("libc.so.6");
+    let copy = dir.join("libc.so.6");
     if !copy.exists() {
-        std::fs::copy(library, copy).expect("room for a copy");
+        std::fs::copy(library, copy).expect("there is space for a copy");
     }
-    Some(Target::start_command(Command::new(program(name)).args(arguments).env("LD_LIBRARY_PATH", folder)))
+    Some(Target::start_command(Command::new(program(name)).args(arguments).env("LD_LIBRARY_PATH", dir)))
 }
 
 /// Once a tracer has registered the same instruction with a reference counter, as bcc 0.26 does, the kernel returns
@@ -131,15 +131,15 @@ fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target>
 fn another_tools_reference_counter_is_explained_and_passes() {
     let case = "another_tools_reference_counter_is_explained_and_passes";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let Some(mut target) = with_library(folder.path(), "pairs", &["1000", "1", "100"]) else {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some(mut target) = with_library(dir.path(), "pairs", &["1000", "1", "100"]) else {
         return skipped(case, "no libc.so.6 where it is known to be");
     };
     // Find the instruction that heapbpf itself would probe.
     let outcome = Recorder::of(target.pid(), 4096).option("--hook", "probe").start().stop();
     let stats: Stats = output::read(&outcome.file("stats.json"));
     let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed");
-    let library = folder.path().join("libc.so.6");
+    let library = dir.path().join("libc.so.6");
     let event = match UprobeEvent::open(&library, malloc.offset, target.pid(), 8) {
         Ok(event) => event,
         Err(error) => return skipped(case, &format!("no uprobe with a reference counter: {error}")),

@@ -36,7 +36,7 @@ fn a_recording_of_one_process_is_small() {
     let recording = Recorder::new().pid(target.pid()).start();
     target.run();
     has_at_most(&recording, 16 * MIB);
-    let snapshot = recording.folder().join("profile.0001.json");
+    let snapshot = recording.dir().join("profile.0001.json");
     recording.signal(libc::SIGUSR1);
     until("a snapshot", || snapshot.exists());
     has_at_most(&recording, 16 * MIB);
@@ -52,7 +52,7 @@ fn names_of_many_stacks_take_little() {
     let mut target = Target::start(&program("many_stacks"), ["12", "8388608", "20"]);
     let recording = Recorder::new().pid(target.pid()).start();
     target.run();
-    let snapshot = recording.folder().join("profile.0001.json");
+    let snapshot = recording.dir().join("profile.0001.json");
     recording.signal(libc::SIGUSR1);
     until("a snapshot", || snapshot.exists());
     has_at_most(&recording, 30 * MIB);

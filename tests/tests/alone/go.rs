@@ -67,8 +67,8 @@ fn notes_of(profile: &Profile) -> Vec<&String> {
     profile.notes.iter().filter(|note| note.starts_with("Go's own heap")).collect()
 }
 
-fn start(program: &Path, folder: &Path, rate: &str) -> Target {
-    Target::start(program, [folder.join("truth").as_os_str(), OsStr::new(rate)])
+fn start(program: &Path, dir: &Path, rate: &str) -> Target {
+    Target::start(program, [dir.join("truth").as_os_str(), OsStr::new(rate)])
 }
 
 fn record(target: &Target) -> Outcome {
@@ -83,11 +83,11 @@ fn what_go_programs_have_in_use_is_what_they_say_themselves() {
     let Some(_turn) = turn(case) else { return };
     for (name, flags) in [("go-heap", &[][..]), ("go-heap-stripped", &["-ldflags=-s -w"])] {
         let Some(program) = go_program("go_heap", name, flags) else { return skipped(case, "there is no go") };
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let target = start(&program, folder.path(), "1");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let target = start(&program, dir.path(), "1");
         let outcome = record(&target);
         let (profile, stats) = outcome.results();
-        let truth = written(&folder.path().join("truth"));
+        let truth = written(&dir.path().join("truth"));
         assert!(truth.keys().any(|frames| frames[0].starts_with("main.list ")), "{truth:#?}");
         assert_eq!(found(&profile), truth, "{name}");
         let (objects, bytes) = truth.values().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
@@ -114,9 +114,9 @@ fn a_service_shows_go_heaps_of_all_processes() {
     let case = "a_service_shows_go_heaps_of_all_processes";
     let Some(_turn) = turn(case) else { return };
     let Some(program) = go_program("go_heap", "go-serve", &[]) else { return skipped(case, "there is no go") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let target = start(&program, folder.path(), "1");
-    let truth = written(&folder.path().join("truth"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = start(&program, dir.path(), "1");
+    let truth = written(&dir.path().join("truth"));
     let (objects, bytes) = truth.values().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let (recording, address) = Recorder::new().option("--comm", "go-serve").interval(1).serve();
     let scrape = get(address, "/debug/pprof/heap");
@@ -145,9 +145,9 @@ fn every_format_has_go_heaps_of_all_processes() {
     let case = "every_format_has_go_heaps_of_all_processes";
     let Some(_turn) = turn(case) else { return };
     let Some(program) = go_program("go_heap", "go-formats", &[]) else { return skipped(case, "there is no go") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let target = start(&program, folder.path(), "1");
-    let truth = written(&folder.path().join("truth"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = start(&program, dir.path(), "1");
+    let truth = written(&dir.path().join("truth"));
     let (objects, bytes) = truth.values().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let mut recorder = Recorder::new().flag("--all").interval(64 << 20);
     let compressed = ["x.parquet", "x.firefox.json.gz"];
@@ -164,7 +164,7 @@ fn every_format_has_go_heaps_of_all_processes() {
     let of_program = profile.stacks.iter().filter(|stack| stack.pid == target.pid());
     assert_eq!(of_program.map(|stack| in_use(stack).1).sum::<f64>(), bytes);
     for (name, is_told) in FILES {
-        let files: Vec<_> = std::fs::read_dir(outcome.folder()).expect("it is there").flatten().collect();
+        let files: Vec<_> = std::fs::read_dir(outcome.dir()).expect("it is there").flatten().collect();
         // Some formats have a file for each process.
         let start = name.split('.').next().expect("a name");
         let end = &name[start.len()..];
@@ -185,8 +185,8 @@ fn a_go_program_that_samples_nothing_is_told() {
     let case = "a_go_program_that_samples_nothing_is_told";
     let Some(_turn) = turn(case) else { return };
     let Some(program) = go_program("go_heap", "go-off", &[]) else { return skipped(case, "there is no go") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let target = start(&program, folder.path(), "0");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = start(&program, dir.path(), "0");
     let (profile, _) = record(&target).results();
     let [note] = notes_of(&profile)[..] else { panic!("{:?}", profile.notes) };
     assert!(note.contains("is not included (go-off)") && note.contains("its MemProfileRate is 0"), "{note}");
@@ -201,18 +201,18 @@ fn a_go_program_that_samples_nothing_is_told() {
 fn a_program_that_pretends_to_be_gos_is_not_believed() {
     let case = "a_program_that_pretends_to_be_gos_is_not_believed";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let pretending = folder.path().join("pretending");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let pretending = dir.path().join("pretending");
     let info = [b"\xff Go buildinf:\x08\x02".as_slice(), &[0; 16], b"\x08go1.22.1"].concat();
     // The header of a function table whose offsets are all invalid.
     let table = [&[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8][..], &[0xff; 64]].concat();
-    std::fs::write(folder.path().join("info"), info).expect("it is ours");
-    std::fs::write(folder.path().join("table"), table).expect("it is ours");
+    std::fs::write(dir.path().join("info"), info).expect("it is ours");
+    std::fs::write(dir.path().join("table"), table).expect("it is ours");
     let added = Command::new("objcopy")
         .args(["--add-section", ".go.buildinfo=info", "--add-section", ".gopclntab=table"])
         .arg(program("mix"))
         .arg(&pretending)
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .status();
     if !added.is_ok_and(|status| status.success()) {
         return skipped(case, "there is no objcopy");

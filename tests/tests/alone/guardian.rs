@@ -26,11 +26,11 @@ fn killed_at_any_moment_no_probe_stays() {
     let mut target = Target::start(&program("forking"), [""; 0]);
     let target_pid = target.pid().to_string();
     until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let (mut processes, mut guarded) = (BTreeSet::new(), 0);
     for kill in 0..kills() {
         let mut command = Command::new(heapbpf());
-        command.args(["-i", "4KiB", "--pid", &target_pid]).current_dir(folder.path());
+        command.args(["-i", "4KiB", "--pid", &target_pid]).current_dir(dir.path());
         let mut recording = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary runs");
         until("a link", || !links_of(recording.id()).is_empty());
         std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 200)));

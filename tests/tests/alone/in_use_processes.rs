@@ -21,9 +21,9 @@ const ENDING: Load = Load { blocks: 3000, size: 700, ..Load::SLOW };
 /// The programs' name, which no other process on the host has.
 const NAME: &str = "in-use-of-whom";
 
-fn of_that_name(folder: &Path) -> PathBuf {
-    let copy = folder.join(NAME);
-    std::fs::copy(program("constant"), &copy).expect("our own folder");
+fn of_that_name(dir: &Path) -> PathBuf {
+    let copy = dir.join(NAME);
+    std::fs::copy(program("constant"), &copy).expect("our own directory");
     copy
 }
 
@@ -37,8 +37,8 @@ struct Pair {
 
 /// Records two processes, one of which exits before the recording ends.
 fn pair(recorder: impl FnOnce([u32; 2]) -> Recorder) -> Pair {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = of_that_name(folder.path());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = of_that_name(dir.path());
     let mut living = Target::start(&file, LIVING.arguments(0));
     let mut ending = Target::start(&file, ENDING.arguments(0));
     let pids = [living.pid(), ending.pid()];
@@ -201,9 +201,9 @@ fn samples_of_inline_children_at_the_end_are_in() {
 #[test]
 fn children_that_come_and_go_are_all_there() {
     let Some(_turn) = turn("children_that_come_and_go_are_all_there") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("in-use-backends");
-    std::fs::copy(program("backends"), &file).expect("our own folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("in-use-backends");
+    std::fs::copy(program("backends"), &file).expect("our own directory");
     let mut parent = Target::start(&file, ["8", "100", "1000", "5000"]);
     let recording = Recorder::new().interval(1).option("--comm", "in-use-backends").start();
     parent.go();

@@ -48,8 +48,8 @@ fn what_is_mapped_is_read_before_a_process_is_stopped() {
     let target = Target::start(&program("crowded"), ["code", "15000", "1000"]);
     let pid = target.pid();
     left_hooked(pid);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let calls = folder.path().join("calls");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let calls = dir.path().join("calls");
     let output = Command::new(strace)
         .args(["-f", "-e", "trace=openat,ptrace", "-o"])
         .arg(&calls)

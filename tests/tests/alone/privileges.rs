@@ -84,8 +84,8 @@ fn the_daemonset_is_not_open() {
     assert!(value("--listen").ends_with(":6060"), "the port that is scraped");
     let mounts = container["volumeMounts"].as_array().expect("mounts");
     for option in ["--token-file", "--tls-cert", "--tls-key"] {
-        let folder = value(option).rsplit_once('/').expect("a path").0;
-        let mount = mounts.iter().find(|mount| mount["mountPath"].as_str() == Some(folder)).expect("a volume is there");
+        let dir = value(option).rsplit_once('/').expect("a path").0;
+        let mount = mounts.iter().find(|mount| mount["mountPath"].as_str() == Some(dir)).expect("a volume is there");
         assert_eq!(mount["readOnly"].as_bool(), Some(true), "{option}");
         let volumes = pod["volumes"].as_array().expect("volumes");
         let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("it has this name");
@@ -113,9 +113,9 @@ fn the_units_exposure_is_as_documented() {
 
 /// The hardest case: another user's process, whose C library was in that user's private directory and has been deleted.
 fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our own folder");
-    let (private, binary) = (folder.path().join("private"), folder.path().join("growing"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("our own directory");
+    let (private, binary) = (dir.path().join("private"), dir.path().join("growing"));
     let library = private.join("libc.so.6");
     let copy = |from: &Path, to: &Path| {
         // Another process copies the file, so that no child of this one has it open for writing when it is executed.
@@ -123,19 +123,19 @@ fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
         assert!(copied.expect("cp runs").success());
         fs::set_permissions(to, Permissions::from_mode(0o755)).expect("our own copy");
     };
-    fs::create_dir(&private).expect("our own folder");
+    fs::create_dir(&private).expect("our own directory");
     copy(&program("growing"), &binary);
     copy(Path::new("/lib/x86_64-linux-gnu/libc.so.6").canonicalize().ok()?.as_path(), &library);
     for path in [&private, &library] {
         std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("we are root");
     }
-    fs::set_permissions(&private, Permissions::from_mode(0o700)).expect("our own folder");
+    fs::set_permissions(&private, Permissions::from_mode(0o700)).expect("our own directory");
     let mut command = Command::new(setpriv);
     command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".into()]);
     command.arg(&binary).arg("20000").env("LD_LIBRARY_PATH", &private);
     let target = Target::start_command(&mut command);
     fs::remove_file(&library).expect("it is there");
-    Some((target, folder))
+    Some((target, dir))
 }
 
 /// Starts heapbpf as the unit does: as root with these capabilities and no way to gain more.
@@ -163,7 +163,7 @@ fn the_units_capabilities_are_enough() {
     let case = "the_units_capabilities_are_enough";
     let Some(_turn) = turn(case) else { return };
     let Some((setpriv, capabilities)) = prepared(case) else { return };
-    let Some((mut target, _folder)) = hidden_target(&setpriv) else {
+    let Some((mut target, _dir)) = hidden_target(&setpriv) else {
         return skipped(case, "no libc.so.6 where Debian has it");
     };
     let recorder = with(&setpriv, &capabilities, Recorder::of(target.pid(), 1));
@@ -189,7 +189,7 @@ fn each_of_the_units_capabilities_is_needed_and_named() {
     let case = "each_of_the_units_capabilities_is_needed_and_named";
     let Some(_turn) = turn(case) else { return };
     let Some((setpriv, capabilities)) = prepared(case) else { return };
-    let Some((target, _folder)) = hidden_target(&setpriv) else {
+    let Some((target, _dir)) = hidden_target(&setpriv) else {
         return skipped(case, "no libc.so.6 where Debian has it");
     };
     for missing in &capabilities {
@@ -205,9 +205,9 @@ fn each_of_the_units_capabilities_is_needed_and_named() {
 fn a_profile_that_may_not_be_read_is_named_with_the_reason() {
     let case = "a_profile_that_may_not_be_read_is_named_with_the_reason";
     let Some(setpriv) = tool("setpriv") else { return skipped(case, "no setpriv (Debian: util-linux)") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = folder.path().join("hidden.json");
-    fs::write(&path, "{}").expect("our own folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("hidden.json");
+    fs::write(&path, "{}").expect("our own directory");
     fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("our own file");
     // Root without capabilities may only read what its own user id may read, which here is nothing.
     let mut command = Command::new(setpriv);

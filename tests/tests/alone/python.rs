@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::doctor::doctor_of;
-use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::python_stacks::{Named, Noted, has, is_python, truth_of};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 
 fn script() -> PathBuf {
-    programs_folder().join("python_truth.py")
+    programs_dir().join("python_truth.py")
 }
 
 /// The interpreter of this version, from the distribution or from pyenv.
 fn interpreter(minor: u32) -> Option<PathBuf> {
     let name = format!("python3.{minor}");
-    let usual = ["/usr/bin", "/usr/local/bin"].map(|folder| Path::new(folder).join(&name));
+    let usual = ["/usr/bin", "/usr/local/bin"].map(|dir| Path::new(dir).join(&name));
     let at_home = || std::env::home_dir().unwrap_or_default().join(".pyenv");
     let root = std::env::var_os("PYENV_ROOT").map_or_else(at_home, PathBuf::from);
     let versions = std::fs::read_dir(root.join("versions")).into_iter().flatten().flatten();
@@ -69,8 +69,8 @@ fn equal_what_they_note(case: &str, minors: &[u32]) {
             skipped(case, &format!("CPython 3.{minor} is not installed"));
             continue;
         };
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let truth = folder.path().join("truth");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let truth = dir.path().join("truth");
         let (profile, stats) = record(&python, &truth, &[]).results();
         check(&python.display().to_string(), &profile, &truth_of(&truth));
         assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -127,8 +127,8 @@ fn functions_with_perf_support_appear_once() {
             skipped(case, &format!("CPython 3.{minor} is not installed"));
             continue;
         };
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let truth = folder.path().join("truth");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let truth = dir.path().join("truth");
         let mut command = Command::new(&python);
         let mut target = Target::start_command(command.args(["-X", "perf"]).arg(script()).arg(&truth).arg("plain"));
         let map = PathBuf::from(format!("/tmp/perf-{}.map", target.pid()));
@@ -150,8 +150,8 @@ fn forked_python_workers_have_python_stacks() {
     let case = "forked_python_workers_have_python_stacks";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let truth = folder.path().join("truth");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let truth = dir.path().join("truth");
     let (profile, _) = record(&python, &truth, &["fork", "plain"]).results();
     check("the parent", &profile, &truth_of(&truth));
     for worker in 0..2 {
@@ -164,13 +164,13 @@ fn python_in_a_virtual_environment_has_python_stacks() {
     let case = "python_in_a_virtual_environment_has_python_stacks";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let environment = folder.path().join("environment");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let environment = dir.path().join("environment");
     let made = Command::new(&python).args(["-m", "venv", "--without-pip"]).arg(&environment).status();
     if !made.is_ok_and(|status| status.success()) {
         return skipped(case, "python3 has no module venv");
     }
-    let truth = folder.path().join("truth");
+    let truth = dir.path().join("truth");
     let (profile, _) = record(&environment.join("bin/python"), &truth, &["generators"]).results();
     check("a virtual environment", &profile, &truth_of(&truth));
 }
@@ -252,9 +252,9 @@ fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
     let case = "an_embedded_interpreter_has_python_frames_among_its_programs_own";
     let Some(_turn) = turn(case) else { return };
     let Some(gdb) = tool("gdb") else { return skipped(case, "gdb is not installed") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let script = folder.path().join("script.gdb");
-    std::fs::write(&script, PROGRAM).expect("our own folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let script = dir.path().join("script.gdb");
+    std::fs::write(&script, PROGRAM).expect("our own directory");
     let arguments = ["-nx".into(), "-batch".into(), "-x".into(), script.into_os_string()];
     let (profile, _) = Recorder::new().interval(65_536).command(&gdb, arguments).start().finish().results();
     let Some(stack) = profile.stacks.iter().find(|stack| stack.has("embedded")) else {
@@ -289,8 +289,8 @@ fn python_with_memray() -> Option<PathBuf> {
 
 /// Bytes by function as memray counts them in a separate run.
 fn counted_by_memray(python: &Path, work: &Path) -> BTreeMap<String, f64> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let calls = folder.path().join("calls.bin");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let calls = dir.path().join("calls.bin");
     let mut command = Command::new(python);
     command.args(["-m", "memray", "run", "--quiet", "-o"]).arg(&calls).arg(work);
     let mut target = Target::start_command(&mut command);
@@ -316,7 +316,7 @@ fn python_functions_have_the_bytes_that_memray_counts() {
     let case = "python_functions_have_the_bytes_that_memray_counts";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = python_with_memray() else { return skipped(case, "there is no Python with memray and numpy") };
-    let work = programs_folder().join("python_work.py");
+    let work = programs_dir().join("python_work.py");
     let counted = counted_by_memray(&python, &work);
     let mut target = Target::start_command(Command::new(&python).arg(&work));
     // By default, memray does not count objects of the interpreter's own allocator.

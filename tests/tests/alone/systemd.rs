@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::environment::{fixtures_folder, heapbpf, skipped, tool, turn};
+use heapbpf_tests::environment::{fixtures_dir, heapbpf, skipped, tool, turn};
 use heapbpf_tests::guardian::{guardians_of, kill, leaks};
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::program::program;
@@ -27,7 +27,7 @@ struct Service {
     /// The manager's script, which waits for lines on standard input.
     script: Target,
     port: u16,
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Service {
@@ -43,14 +43,14 @@ impl Service {
             skipped(case, why);
             return None;
         }
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
-        let (script, unit) = (fixtures_folder().join("unit.sh"), unit());
+        let (script, unit) = (fixtures_dir().join("unit.sh"), unit());
         let (binary, number) = (heapbpf().canonicalize().expect("it was built"), port.to_string());
-        let words: [&OsStr; 4] = [folder.path().as_ref(), unit.as_ref(), binary.as_ref(), number.as_ref()];
+        let words: [&OsStr; 4] = [dir.path().as_ref(), unit.as_ref(), binary.as_ref(), number.as_ref()];
         let mut command = Command::new("bash");
         command.arg(script).args(words);
-        Some(Self { script: Target::start_command(&mut command), port, folder })
+        Some(Self { script: Target::start_command(&mut command), port, dir })
     }
 }
 
@@ -59,7 +59,7 @@ fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     let case = "the_unit_runs_under_systemd_with_all_its_restrictions";
     let Some(_turn) = turn(case) else { return };
     let mut known = Target::start(&program("confined"), ["plain", "1000000000"]);
-    let Some(Service { script: mut service, port, folder }) = Service::start(case) else { return };
+    let Some(Service { script: mut service, port, dir }) = Service::start(case) else { return };
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     known.go();
     until("hooks", || is_hooked(known.pid()));
@@ -82,7 +82,7 @@ fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     service.go();
     let ended = service.line();
     assert_eq!(ended.trim(), "success exited 0", "SIGTERM ends it with its profile");
-    let last = folder.path().join("config/heapbpf/last.pb.gz");
+    let last = dir.path().join("config/heapbpf/last.pb.gz");
     assert!(fs::metadata(&last).is_ok_and(|file| file.len() > 500), "no last profile");
     assert!(service.end().success());
 }
@@ -98,7 +98,7 @@ fn killed_leaves_no_probe(case: &str, times: u32) {
     let Some(_turn) = turn(case) else { return };
     for _ in 0..times {
         let mut target = Target::start(&program("forking"), [""; 0]);
-        let Some(Service { script: mut service, port, folder: _folder }) = Service::start(case) else { return };
+        let Some(Service { script: mut service, port, dir: _dir }) = Service::start(case) else { return };
         let main = service_pid(port);
         until("hooks", || is_hooked(target.pid()));
         let guardians = guardians_of(main);
@@ -133,11 +133,11 @@ fn service_pid(port: u16) -> u32 {
 fn systemd_finds_nothing_wrong_with_the_unit() {
     let case = "systemd_finds_nothing_wrong_with_the_unit";
     let Some(analyze) = tool("systemd-analyze") else { return skipped(case, "no systemd-analyze (Debian: systemd)") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     // systemd-analyze checks that the program exists, but it need not be installed here.
     let text = fs::read_to_string(unit()).expect("ours").replace("/usr/local/bin/heapbpf", "/bin/true");
-    let copy = folder.path().join("heapbpf.service");
-    fs::write(&copy, text).expect("our own folder");
+    let copy = dir.path().join("heapbpf.service");
+    fs::write(&copy, text).expect("our own directory");
     let output = Command::new(analyze).args(["verify", "--man=no"]).arg(&copy).output().expect("it runs");
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("heapbpf.service")).collect();

@@ -13,7 +13,7 @@ use heapbpf_tests::target::{Target, until};
 
 /// Checks that nothing was written into the directory.
 fn nothing_written(refused: &Refused) {
-    let left: Vec<_> = std::fs::read_dir(refused.folder.path()).expect("our own folder").flatten().collect();
+    let left: Vec<_> = std::fs::read_dir(refused.dir.path()).expect("our own directory").flatten().collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
@@ -40,12 +40,12 @@ fn an_output_file_that_exists() {
     let Some(_turn) = turn("an_output_file_that_exists") else { return };
     let target = Target::start(&program("pairs"), ["10"]);
     let recorder = Recorder::of(target.pid(), 4096);
-    let file = recorder.folder().join("profile.pb.gz");
-    std::fs::write(&file, "an earlier one").expect("our own folder");
+    let file = recorder.dir().join("profile.pb.gz");
+    std::fs::write(&file, "an earlier one").expect("our own directory");
     let refused = recorder.refused();
     refused.check(1, &["--force"]);
     assert_eq!(std::fs::read_to_string(&file).expect("still there"), "an earlier one");
-    assert_eq!(std::fs::read_dir(refused.folder.path()).expect("our own folder").count(), 1);
+    assert_eq!(std::fs::read_dir(refused.dir.path()).expect("our own directory").count(), 1);
 }
 
 #[test]
@@ -166,10 +166,10 @@ fn without_the_capabilities() {
     let user: [&OsStr; 4] =
         [setpriv.as_ref(), "--reuid=65534".as_ref(), "--regid=65534".as_ref(), "--clear-groups".as_ref()];
     // The user `nobody` must be able to reach the binary and the directory.
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let everybody = std::fs::Permissions::from_mode(0o777);
-    std::fs::set_permissions(folder.path(), everybody.clone()).expect("our own folder");
-    let binary = folder.path().join("heapbpf");
+    std::fs::set_permissions(dir.path(), everybody.clone()).expect("our own directory");
+    let binary = dir.path().join("heapbpf");
     copy_file(heapbpf(), &binary);
     std::fs::set_permissions(&binary, everybody.clone()).expect("our own copy");
     let mut sleeper = Command::new(setpriv.clone());
@@ -181,7 +181,7 @@ fn without_the_capabilities() {
             .args(&user[1..])
             .arg(&binary)
             .args(["--pid", &target.to_string(), "-o", "profile.json"])
-            .current_dir(folder.path())
+            .current_dir(dir.path())
             .output()
             .expect("setpriv runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -189,7 +189,7 @@ fn without_the_capabilities() {
         let named = ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"].iter().any(|name| said.contains(name));
         assert!(named, "the missing capability is not named: {said}");
         assert!(said.contains("sudo") || said.contains("root"), "what to do is not said: {said}");
-        assert!(!folder.path().join("profile.json").exists());
+        assert!(!dir.path().join("profile.json").exists());
     }
     sleeper.kill().expect("our own child");
     sleeper.wait().expect("our own child");

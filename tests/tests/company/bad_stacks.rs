@@ -58,8 +58,8 @@ fn hostile_unwind_information_gives_a_reason() {
     let case = "hostile_unwind_information_gives_a_reason";
     let Some(_turn) = turn(case) else { return };
     let Some(objcopy) = tool("objcopy") else { return skipped(case, "no objcopy (Debian: binutils)") };
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let section = folder.path().join("eh_frame");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    let section = dir.path().join("eh_frame");
     let dump = format!("--dump-section=.eh_frame={}", section.display());
     let dumped = Command::new(&objcopy).arg(dump).arg(deep()).arg("/dev/null").status().expect("objcopy runs");
     assert!(dumped.success());
@@ -74,8 +74,8 @@ fn hostile_unwind_information_gives_a_reason() {
     for (name, harm) in harms {
         let mut bytes = pristine.clone();
         harm(&mut bytes);
-        std::fs::write(&section, &bytes).expect("our own folder");
-        let program = folder.path().join(name);
+        std::fs::write(&section, &bytes).expect("our own directory");
+        let program = dir.path().join(name);
         let update = format!("--update-section=.eh_frame={}", section.display());
         let updated = Command::new(&objcopy).arg(update).arg(deep()).arg(&program).status().expect("objcopy runs");
         assert!(updated.success());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, programs_dir, skipped, tool, turn};
 use heapbpf_tests::program::{program_with, program_without_libc};
 use heapbpf_tests::target::Target;
 use serde_json::Value;
@@ -125,7 +125,7 @@ fn python_objects_are_counted_by_type() {
     let case = "python_objects_are_counted_by_type";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "no python3 (Debian: python3)") };
-    let target = Target::start(&python, [programs_folder().join("python_census.py")]);
+    let target = Target::start(&python, [programs_dir().join("python_census.py")]);
     let found = of(target.pid());
     assert!(found["python_small_bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{found}");
     let [sessions, baskets, notes] = ["Session", "Basket", "bytes"].map(|name| of_type(&found, name));
@@ -164,10 +164,10 @@ fn what_cannot_be_counted_is_said() {
 
 /// Without permission for a process, the message says so.
 fn as_nobody(setpriv: &Path, pid: u32) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let copy = folder.path().join("heapbpf");
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = dir.path().join("heapbpf");
     heapbpf_tests::program::copy_file(heapbpf(), &copy);
-    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).expect("root may");
+    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).expect("root may");
     let drop = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let output = Command::new(setpriv).args(drop).arg(copy).args(["census", "--pid", &pid.to_string()]).output();
     let text = String::from_utf8(output.expect("it runs").stderr).expect("text");

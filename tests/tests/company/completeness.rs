@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use heapbpf_tests::environment::{Turn, libc_has_names, programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::environment::{Turn, libc_has_names, programs_dir, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::held;
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::program;
@@ -163,7 +163,7 @@ fn ripgrep_with_threads() {
     let case = "ripgrep_with_threads";
     let Some(_turn) = turn_with_names(case) else { return };
     let Some(rg) = tool_or_install("rg", "ripgrep") else { return skipped(case, "no rg (Debian: ripgrep)") };
-    let sources = programs_folder();
+    let sources = programs_dir();
     let sources = sources.ancestors().nth(2).and_then(Path::to_str).expect("in the workspace");
     let words = ["-j3", "-c", "allocat[a-z]+|unwind", sources];
     let outcome = Recorder::new().interval(1024).command(&rg, words).start().finish();
@@ -183,9 +183,9 @@ def find(number):
         return 1
 print(sum(find(number) for number in range(1000)))
 ";
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("find.py");
-    std::fs::write(&file, format!("import gdb\n{script}")).expect("our own folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("find.py");
+    std::fs::write(&file, format!("import gdb\n{script}")).expect("our own directory");
     let words = ["-nx", "-batch", "-x", file.to_str().expect("our own path")];
     let outcome = Recorder::new().interval(2048).command(&gdb, words).start().finish();
     let thrown: &[&str] = &["__cxa_allocate_exception", "find", "__libc_start_main_impl"];
@@ -212,8 +212,8 @@ fn node_names_its_jit_code() {
     let mut command = Command::new(node);
     // The second option gives interpreted functions their own frames.
     // node also writes a log into its working directory.
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(folder.path());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(dir.path());
     let mut target = Target::start_command(&mut command);
     let map = format!("/tmp/perf-{}.map", target.pid());
     let recording = Recorder::of(target.pid(), 32 << 10).start();
@@ -313,11 +313,11 @@ fn forked_processes_have_the_names_of_their_own_code() {
 }
 
 /// Commands of programs that have deep stacks, or large arrays on them, with the names of their processes. Their input
-/// and output files are in `folder`.
-fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)> {
+/// and output files are in `dir`.
+fn deep_programs(dir: &Path) -> Vec<(&'static str, &'static str, Vec<String>)> {
     let write = |name: &str, text: &str| {
-        let path = folder.join(name);
-        std::fs::write(&path, text).expect("our own folder");
+        let path = dir.join(name);
+        std::fs::write(&path, text).expect("our own directory");
         path.to_str().expect("our own path").to_owned()
     };
     let rust = write(
@@ -334,7 +334,7 @@ fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)
     );
     let r = "for (i in 1:6) { x <- lapply(1:200, function(i) rnorm(5000)); d <- data.frame(a = rnorm(2000), g = \
              sample(letters, 2000, TRUE)); s <- summary(lm(a ~ g, d)) }; print(summary(lm(mpg ~ wt + hp, mtcars)))";
-    let output = |name: &str| folder.join(name).to_str().expect("our own path").to_owned();
+    let output = |name: &str| dir.join(name).to_str().expect("our own path").to_owned();
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     vec![
         ("rustc", "rustc", words(&["--edition=2021", "-O", "--emit=obj", "-o", &output("rust.o"), &rust])),
@@ -376,11 +376,11 @@ fn cuts(outcome: &Outcome) -> BTreeSet<String> {
 fn known_paths_of_programs_that_run_once() {
     let case = "known_paths_of_programs_that_run_once";
     let Some(_turn) = turn_with_names(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let source = folder.path().join("source.c");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let source = dir.path().join("source.c");
     let functions =
         (0..60).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
-    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
+    std::fs::write(&source, functions.collect::<String>()).expect("our own directory");
     let source = source.to_str().expect("our own path");
     let python = "import json\nfor i in range(30): json.loads(json.dumps([{'a': k} for k in range(1000)]))";
     let sql = "create table t(a, b); with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
@@ -427,8 +427,8 @@ mod long {
         const WHOLE: f64 = 0.995;
         let case = "deep_stacks_of_real_programs_are_whole_by_default";
         let Some(_turn) = turn(case) else { return };
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        for (name, comm, words) in deep_programs(folder.path()) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for (name, comm, words) in deep_programs(dir.path()) {
             // A distribution may have no Rust compiler, but these tests were built with one.
             let Some(program) = tool(name).or_else(|| rust_compiler().filter(|_| name == "rustc")) else {
                 skipped(case, &format!("the part with {name}: it is not installed"));

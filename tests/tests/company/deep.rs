@@ -16,15 +16,15 @@ use heapbpf_tests::target::Target;
 const OTHERS: usize = 5;
 
 /// Builds deep.c with this many bytes of locals per frame, without frame pointers.
-fn deep(room: usize) -> PathBuf {
-    let room_flag = format!("-DROOM={room}");
-    program_with("deep", &format!("deep-{room}"), &["-fomit-frame-pointer", &room_flag])
+fn deep(locals: usize) -> PathBuf {
+    let flag = format!("-DROOM={locals}");
+    program_with("deep", &format!("deep-{locals}"), &["-fomit-frame-pointer", &flag])
 }
 
 /// Records each of this many allocations, made below this many calls of `descend`.
-fn record(room: usize, calls: usize, allocations: u64, options: &[(&str, &str)]) -> (Profile, Stats, Outcome) {
+fn record(locals: usize, calls: usize, allocations: u64, options: &[(&str, &str)]) -> (Profile, Stats, Outcome) {
     let depth = (calls - 1).to_string();
-    let mut target = Target::start(&deep(room), [&allocations.to_string(), &depth]);
+    let mut target = Target::start(&deep(locals), [&allocations.to_string(), &depth]);
     let recorder = options.iter().fold(Recorder::of(target.pid(), 1), |recorder, (a, b)| recorder.option(a, b));
     let recording = recorder.start();
     let truth = target.run();
@@ -64,7 +64,7 @@ fn all_true(profile: &Profile, calls: usize) {
 fn stacks_of_512_frames_are_the_truth() {
     let Some(_turn) = turn("stacks_of_512_frames_are_the_truth") else { return };
     let limited = |size| vec![("--stack-bytes", size)];
-    for (room, options) in [
+    for (locals, options) in [
         (1, limited("64KiB")),
         (260, limited("256KiB")),
         (520, limited("512KiB")),
@@ -73,8 +73,8 @@ fn stacks_of_512_frames_are_the_truth() {
         (520, vec![]),
         (1900, vec![]),
     ] {
-        println!("locals of {room} bytes, {options:?}");
-        let (profile, stats, _) = record(room, 512 - OTHERS, 40, &options);
+        println!("locals of {locals} bytes, {options:?}");
+        let (profile, stats, _) = record(locals, 512 - OTHERS, 40, &options);
         all_true(&profile, 512 - OTHERS);
         assert_eq!(stats.other["stacks_unwound"], stats.submitted);
     }

@@ -17,10 +17,10 @@ fn the_viewer_shows_what_was_recorded() {
         return skipped(case, "there is no viewer: Debian's valgrind has it");
     }
     let Some(mut browser) = Browser::start(1300, 900) else { return skipped(case, "there is no chromium") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (json, dhat) = (folder.path().join("x.json"), folder.path().join("x.dhat.json"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (json, dhat) = (dir.path().join("x.json"), dir.path().join("x.dhat.json"));
     let profile = hostile::profile();
-    std::fs::write(&json, profile.to_string()).expect("room");
+    std::fs::write(&json, profile.to_string()).expect("there is space");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&dhat).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor_of;
-use heapbpf_tests::environment::{programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
@@ -20,8 +20,8 @@ fn run(command: &mut Command) -> bool {
 
 /// Copies files by a shell: a file that this process wrote cannot be executed while a forked sibling may still have it
 /// open.
-fn shell(script: &str, folder: &Path, arguments: &[&Path]) -> bool {
-    run(Command::new("sh").current_dir(folder).args(["-e", "-c", script, "sh"]).args(arguments))
+fn shell(script: &str, dir: &Path, arguments: &[&Path]) -> bool {
+    run(Command::new("sh").current_dir(dir).args(["-e", "-c", script, "sh"]).args(arguments))
 }
 
 fn exact(target: &mut Target) -> Vec<String> {
@@ -69,15 +69,15 @@ fn sanitizers_have_operators_of_their_own() {
 fn one_file_by_many_names_is_hooked_once() {
     let case = "one_file_by_many_names_is_hooked_once";
     let Some(_turn) = turn(case) else { return };
-    let folder = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary folder");
+    let dir = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary directory");
     let built = program_with("mix", "mix-static", &["-static"]);
     let script = "mkdir below m1 u1 w1 m2 u2 w2; cp \"$1\" below/manyname; ln below/manyname linked";
-    assert!(shell(script, folder.path(), &[&built]));
-    let mounts: Vec<_> = ["1", "2"].iter().filter_map(|n| Mounted::overlay(folder.path(), n)).collect();
+    assert!(shell(script, dir.path(), &[&built]));
+    let mounts: Vec<_> = ["1", "2"].iter().filter_map(|n| Mounted::overlay(dir.path(), n)).collect();
     if mounts.len() < 2 {
         skipped(case, "overlay file systems cannot be mounted here: hard links only");
     }
-    let mut paths = vec![folder.path().join("below/manyname"), folder.path().join("linked")];
+    let mut paths = vec![dir.path().join("below/manyname"), dir.path().join("linked")];
     paths.extend(mounts.iter().map(|mount| mount.0.join("manyname")));
     let mut targets: Vec<Target> = paths.iter().map(|path| Target::start(path, ["2000"])).collect();
     let recorder = Recorder::new().interval(1).option("--hook", "probe");
@@ -98,13 +98,13 @@ fn one_file_by_many_names_is_hooked_once() {
 fn one_file_by_many_names_is_hooked_once_for_everyone() {
     let case = "one_file_by_many_names_is_hooked_once_for_everyone";
     let Some(_turn) = turn(case) else { return };
-    let folder = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary folder");
+    let dir = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary directory");
     let built = program_with("mix", "mix-static", &["-static"]);
-    assert!(shell("mkdir below m1 u1 w1; cp \"$1\" below/manyname", folder.path(), &[&built]));
-    let Some(mount) = Mounted::overlay(folder.path(), "1") else {
+    assert!(shell("mkdir below m1 u1 w1; cp \"$1\" below/manyname", dir.path(), &[&built]));
+    let Some(mount) = Mounted::overlay(dir.path(), "1") else {
         return skipped(case, "overlay file systems cannot be mounted here");
     };
-    let paths = [mount.0.join("manyname"), folder.path().join("below/manyname")];
+    let paths = [mount.0.join("manyname"), dir.path().join("below/manyname")];
     let mut targets: Vec<Target> = paths.iter().map(|path| Target::start(path, ["2000"])).collect();
     let recording = Recorder::new().interval(1).option("--comm", "manyname").start();
     let truths: Vec<_> = targets.iter_mut().map(Target::run).collect();
@@ -119,9 +119,9 @@ fn one_file_by_many_names_is_hooked_once_for_everyone() {
 struct Mounted(std::path::PathBuf);
 
 impl Mounted {
-    fn overlay(folder: &Path, number: &str) -> Option<Self> {
-        let at = |name: &str| folder.join(format!("{name}{number}"));
-        let (lower, upper, work) = (folder.join("below"), at("u"), at("w"));
+    fn overlay(dir: &Path, number: &str) -> Option<Self> {
+        let at = |name: &str| dir.join(format!("{name}{number}"));
+        let (lower, upper, work) = (dir.join("below"), at("u"), at("w"));
         let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
         let mounted = run(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(at("m")));
         mounted.then(|| Self(at("m")))
@@ -169,8 +169,8 @@ fn operators_of_the_programs_own_are_counted_once() {
 fn snmalloc_by_its_names() {
     let Some(_turn) = turn("snmalloc_by_its_names") else { return };
     let stand_in = library("snmalloc", "libsnmallocshim.so", &[]);
-    let folder = stand_in.parent().expect("has a folder").display().to_string();
-    let flags = [stand_in.display().to_string(), format!("-Wl,-rpath,{folder}")];
+    let dir = stand_in.parent().expect("has a directory").display().to_string();
+    let flags = [stand_in.display().to_string(), format!("-Wl,-rpath,{dir}")];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let allocators = exact(&mut Target::start(&program_with("sn_names", "sn_names", &flags), ["500"]));
     assert!(allocators.iter().any(|name| name.starts_with("snmalloc")), "{allocators:?}");
@@ -205,7 +205,7 @@ fn indirect_functions() {
         return skipped(case, "what a resolver chooses is read off x86-64 code only");
     }
     let chosen = library("ifunc", "libifunc.so", &[]);
-    let source = programs_folder().join("ifunc.c").display().to_string();
+    let source = programs_dir().join("ifunc.c").display().to_string();
     let built = [
         (program("mix"), Some(&chosen)),
         (program_with("mix", "mix-bound-now", &["-Wl,-z,now"]), Some(&chosen)),
@@ -322,7 +322,7 @@ fn command(program: &Path, arguments: &[OsString]) -> Command {
 fn runtimes_with_heaps_of_their_own_are_named() {
     let case = "runtimes_with_heaps_of_their_own_are_named";
     let Some(_turn) = turn(case) else { return };
-    let script = [programs_folder().join("json_loop.py").into_os_string(), "20".into()];
+    let script = [programs_dir().join("json_loop.py").into_os_string(), "20".into()];
     let python = tool_or_install("python3", "python3").map(|python| command(&python, &script));
     let script =
         "console.log('READY'.concat(' ', process.pid)); process.stdin.once('data', () => { console.log('{}') })";

@@ -21,10 +21,10 @@ use serde_json::Value;
 #[test]
 fn the_demonstration_shows_its_leak() {
     let Some(_turn) = turn("the_demonstration_shows_its_leak") else { return };
-    let folder = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let output = Command::new(heapbpf())
         .args(["demo", "--duration", "3s"])
-        .current_dir(folder.path())
+        .current_dir(dir.path())
         .output()
         .expect("the binary under test runs");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -33,7 +33,7 @@ fn the_demonstration_shows_its_leak() {
     assert!(first.is_some_and(|line| line.contains("begin_session")), "the largest:\n{text}");
     assert!(text.contains("begin_session +") && text.contains("nothing freed in"), "{text}");
     assert!(text.contains("no file was written") && text.lines().count() <= 25, "{text}");
-    assert_eq!(std::fs::read_dir(folder.path()).expect("our own").count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("our own").count(), 0);
 }
 
 #[test]
@@ -170,9 +170,9 @@ fn what_a_change_did_is_told_either_way() {
 #[test]
 fn which_of_fifteen_services_takes_the_memory() {
     let Some(_turn) = turn("which_of_fifteen_services_takes_the_memory") else { return };
-    let folder = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let service = |number: usize| {
-        let copy = copy_of(&program("growing"), folder.path(), &format!("jobs-svc-{number:02}"));
+        let copy = copy_of(&program("growing"), dir.path(), &format!("jobs-svc-{number:02}"));
         Target::start(&copy, [ENDLESS, if number == 7 { "100000" } else { "1000" }])
     };
     let mut services: Vec<Target> = (0..15).map(service).collect();

@@ -69,13 +69,13 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     assert_eq!(get(address, "/metrics").status, 200);
     restricted(recording.pid(), NEEDED | ADMIN);
     // A program that starts only now is hooked, with a library that no process has mapped yet.
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let libc = fs::read_to_string("/proc/self/maps").expect("our own");
     let libc = libc.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));
-    fs::copy(libc.expect("we use one"), folder.path().join("libc.so.6")).expect("room");
+    fs::copy(libc.expect("we use one"), dir.path().join("libc.so.6")).expect("there is space");
     let mut command = Command::new(program("secretive"));
-    let mut target = Target::start_command(command.env("MARKER", "x").env("LD_LIBRARY_PATH", folder.path()));
-    recording.await_links_of(&folder.path().join("libc.so.6"));
+    let mut target = Target::start_command(command.env("MARKER", "x").env("LD_LIBRARY_PATH", dir.path()));
+    recording.await_links_of(&dir.path().join("libc.so.6"));
     target.run();
     until("its calls are counted", || {
         get(address, "/metrics").metric_of("heapbpf_process_allocs_total", target.pid()).is_some_and(|n| n >= 2000.0)
@@ -88,8 +88,8 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
 #[test]
 fn a_service_that_hooks_inline_keeps_its_filter() {
     let Some(_turn) = turn("a_service_that_hooks_inline_keeps_its_filter") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = copy_of(&program("confined"), folder.path(), "unsuspended");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = copy_of(&program("confined"), dir.path(), "unsuspended");
     let (recording, address) = Recorder::new().service().without_outputs().option("--comm", "unsuspended").serve();
     // Before Linux 6.6, links need CAP_SYS_ADMIN.
     let needed = NEEDED | OVERRIDE | if linux() < (6, 6) { ADMIN } else { 0 };
@@ -151,8 +151,8 @@ fn memory_of(core: &Path) -> Vec<u8> {
     segments.map(|at| &core[number(at + 8, 8)..][..number(at + 32, 8)]).collect::<Vec<_>>().concat()
 }
 
-fn files_in(folder: &Path) -> Vec<std::path::PathBuf> {
-    let entries = fs::read_dir(folder).expect("readable").flatten().map(|entry| entry.path());
+fn files_in(dir: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(dir).expect("readable").flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
 }
 
@@ -165,21 +165,21 @@ fn no_memory_of_a_target_gets_out() {
     // It pauses, so that its memory stays small: all of it is searched.
     let mut target = Target::start_command(command.args(["1000000000", "1000"]).env("MARKER", &marker));
     let recorder = Recorder::of(target.pid(), 4096).flag("-v").option("--every", "1s");
-    let folder = recorder.folder().to_path_buf();
+    let dir = recorder.dir().to_path_buf();
     let nowhere = Reserved::new();
     let recorder = recorder.option("--push", &format!("otlp+http://{}", nowhere.address()));
-    let recorder = recorder.option("--push-every", "1s").option("--spool", &folder.join("spool").display().to_string());
+    let recorder = recorder.option("--push-every", "1s").option("--spool", &dir.join("spool").display().to_string());
     let (recording, address) = recorder.serve();
     // The target continues while memory is dumped, so that there are copies of its stack.
     target.go();
     until("a batch waits", || {
-        files_in(&folder.join("spool")).iter().any(|file| file.extension().is_some_and(|it| it == "batch"))
+        files_in(&dir.join("spool")).iter().any(|file| file.extension().is_some_and(|it| it == "batch"))
     });
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
     let scraped = get(address, "/debug/pprof/heap").body;
-    fs::write(folder.join("scraped.pb.gz"), scraped).expect("room");
-    fs::write(folder.join("metrics.txt"), get(address, "/metrics").body).expect("room");
-    let cores = tempfile::tempdir().expect("a temporary folder");
+    fs::write(dir.join("scraped.pb.gz"), scraped).expect("there is space");
+    fs::write(dir.join("metrics.txt"), get(address, "/metrics").body).expect("there is space");
+    let cores = tempfile::tempdir().expect("a temporary directory");
     if tool_or_install("gcore", "gdb").is_some() {
         for (name, pid) in [("target", target.pid()), ("daemon", recording.pid())] {
             let core = cores.path().join(name);
@@ -197,10 +197,10 @@ fn no_memory_of_a_target_gets_out() {
     let filter = fs::read_to_string(format!("/proc/{}/coredump_filter", recording.pid())).expect("it runs");
     assert_eq!(u32::from_str_radix(filter.trim(), 16), Ok(0));
     let outcome = recording.stop();
-    assert!(outcome.folder() == folder, "as it began");
+    assert!(outcome.dir() == dir, "as it began");
     let (profile, stats) = outcome.results();
     assert!(profile.totals.alloc_objects.value() > 1000.0, "{stats:?}");
-    let files = files_in(&folder);
+    let files = files_in(&dir);
     assert!(files.len() >= 8, "{files:?}");
     for file in &files {
         assert_eq!(count(file, marker.as_bytes()), 0, "{}", file.display());
@@ -217,15 +217,15 @@ fn files_under_sudo_belong_to_the_user_alone() {
     let recorder = recorder.variable("SUDO_UID", OsStr::new(&nobody)).variable("SUDO_GID", OsStr::new(&nobody));
     let recorder = recorder.option("-o", "link.json").flag("--force");
     // The user's own directory, with a symlink in it that somebody else planted.
-    let folder = recorder.folder().to_path_buf();
-    std::os::unix::fs::chown(&folder, Some(NOBODY), Some(NOBODY)).expect("we are root");
-    let victim = folder.join("victim");
-    fs::write(&victim, "kept").expect("room");
+    let dir = recorder.dir().to_path_buf();
+    std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    let victim = dir.join("victim");
+    fs::write(&victim, "kept").expect("there is space");
     let victim_mode = fs::Permissions::from_mode(0o644);
     fs::set_permissions(&victim, victim_mode).expect("our own file");
     let recording = recorder.start();
-    symlink("victim", folder.join("link.json")).expect("room");
-    std::os::unix::fs::lchown(folder.join("link.json"), Some(1), Some(1)).expect("we are root");
+    symlink("victim", dir.join("link.json")).expect("there is space");
+    std::os::unix::fs::lchown(dir.join("link.json"), Some(1), Some(1)).expect("we are root");
     target.run();
     recording.signal(libc::SIGINT);
     let outcome = recording.ends();
@@ -248,10 +248,10 @@ fn is_hostile(c: char) -> bool {
 #[test]
 fn hostile_names_reach_no_terminal_and_break_no_format() {
     let Some(_turn) = turn("hostile_names_reach_no_terminal_and_break_no_format") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let names: [&[u8]; 2] = [b"\x1b]0;t\x07\n\xe2\x80\xae<b>\"\\", b"\xff\xfe{}\"'\r\xc2\x9b&<i>"];
     for name in names {
-        let path = folder.path().join(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
+        let path = dir.path().join(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
         let copied = Command::new("cp").arg(program("mix")).arg(&path).status().expect("cp runs");
         assert!(copied.success());
         let mut target = Target::start(&path, ["500"]);

@@ -218,11 +218,11 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let Some(libc) = libc_file() else { return skipped(case, "no libc.so.6") };
     // Use a private copy of the file: if any process has a probe at this place of the file, the kernel takes a
     // breakpoint there for a probe. Another recording on this host may have one.
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let own_libc = folder.path().join("libc.so.6");
-    std::fs::copy(libc, &own_libc).expect("our own folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let own_libc = dir.path().join("libc.so.6");
+    std::fs::copy(libc, &own_libc).expect("our own directory");
     let mut command = Command::new(program("mix"));
-    let mut target = Target::start_command(command.arg("50").env("LD_LIBRARY_PATH", folder.path()));
+    let mut target = Target::start_command(command.arg("50").env("LD_LIBRARY_PATH", dir.path()));
     // Find the instruction that would be probed.
     let (_, found) = doctor_of(target.pid());
     let attach = found["attach"].as_array().expect("a list");
@@ -230,7 +230,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let probe = attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked");
     let (before, offset) = (reason_of(probe), probe["offset"].as_u64().expect("an offset"));
     let place = before.split_whitespace().next().expect("an offset");
-    let (ready, hits) = (folder.path().join("ready"), folder.path().join("hits"));
+    let (ready, hits) = (dir.path().join("ready"), dir.path().join("hits"));
     let script = format!(
         "import gdb\n\
          gdb.execute('set breakpoint always-inserted on')\n\
@@ -242,8 +242,8 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         ready.display(),
         hits.display(),
     );
-    let python = folder.path().join("script.py");
-    std::fs::write(&python, script).expect("our own folder");
+    let python = dir.path().join("script.py");
+    std::fs::write(&python, script).expect("our own directory");
     let mut debugger = Command::new(gdb)
         .args(["-q", "-nx", "-batch", "-p", &target.pid().to_string(), "-x"])
         .arg(&python)

@@ -15,27 +15,27 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Runs a command line with another /etc: the host's files, and our own heapbpf.conf.
-const SCRIPT: &str = "set -e; folder=$1; shift; mount --bind /etc $folder/host; mount -t tmpfs tmpfs /etc; \
-                      ln -s $folder/host/* /etc/; rm -f /etc/heapbpf.conf; cp $folder/rules /etc/heapbpf.conf; exec \"$@\"";
+const SCRIPT: &str = "set -e; dir=$1; shift; mount --bind /etc $dir/host; mount -t tmpfs tmpfs /etc; \
+                      ln -s $dir/host/* /etc/; rm -f /etc/heapbpf.conf; cp $dir/rules /etc/heapbpf.conf; exec \"$@\"";
 
 /// A host with rules.
 struct Rules {
-    folder: TempDir,
+    dir: TempDir,
     unshare: PathBuf,
 }
 
 impl Rules {
     fn new(unshare: PathBuf, rules: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        std::fs::create_dir(folder.path().join("host")).expect("our own folder");
-        std::fs::write(folder.path().join("rules"), rules).expect("our own folder");
-        Self { folder, unshare }
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::create_dir(dir.path().join("host")).expect("our own directory");
+        std::fs::write(dir.path().join("rules"), rules).expect("our own directory");
+        Self { dir, unshare }
     }
 
     /// The words that start a command line on this host.
     fn words(&self) -> Vec<&OsStr> {
-        let [unshare, folder] = [self.unshare.as_path(), self.folder.path()].map(Path::as_os_str);
-        [&[unshare][..], &["--mount", "sh", "-c", SCRIPT, "sh"].map(OsStr::new), &[folder]].concat()
+        let [unshare, dir] = [self.unshare.as_path(), self.dir.path()].map(Path::as_os_str);
+        [&[unshare][..], &["--mount", "sh", "-c", SCRIPT, "sh"].map(OsStr::new), &[dir]].concat()
     }
 }
 

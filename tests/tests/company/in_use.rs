@@ -24,7 +24,7 @@ const PACED: (u32, f64) = (5, 2.5);
 /// The same for a load at full speed, which leaves heapbpf so little CPU time that each of them takes long.
 const AT_FULL_SPEED: (u32, f64) = (2, 2.0);
 /// Ring size that holds what eight threads send while the daemon does not get to run.
-const ROOM: &str = "64MiB";
+const RING_BYTES: &str = "64MiB";
 
 /// Records a load twice with some options, checks each cut with `judge`, and returns the problems. The first recording
 /// is scraped some times, takes as many snapshots on a signal and is ended by Ctrl-C. The second takes periodic
@@ -34,7 +34,7 @@ fn follow(
     recorder: impl Fn(u32) -> Recorder,
     judge: impl Fn(&mut Judge, &Cut),
 ) -> (Vec<String>, Vec<Outcome>) {
-    let recorder = |pid| recorder(pid).option("--ring-bytes", ROOM);
+    let recorder = |pid| recorder(pid).option("--ring-bytes", RING_BYTES);
     let has_idle_time = load.pause_us > 0;
     let (moments, seconds) = if has_idle_time { PACED } else { AT_FULL_SPEED };
     let mut target = load.start();
@@ -44,11 +44,11 @@ fn follow(
     for number in 1..=moments {
         cuts.extend(Cut::scrapes(number, address, target.pid()));
         recording.signal(libc::SIGUSR1);
-        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&number));
+        until("a snapshot", || numbers_of_snapshots(&recording.dir()).contains(&number));
     }
     let asked = recording.stop();
     drop(target);
-    cuts.extend(Cut::snapshots(&asked.folder(), 0));
+    cuts.extend(Cut::snapshots(&asked.dir(), 0));
     assert_eq!(cuts.len(), 3 * moments as usize, "{:?}", asked.files());
     cuts.push(Cut::of_figures("the profile at Ctrl-C", &asked.results().0.totals));
 
@@ -57,10 +57,10 @@ fn follow(
     let same = again.run();
     assert_eq!(same.live_bytes(), truth.live_bytes());
     // The next snapshot may have begun before all blocks were allocated.
-    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
+    let passed = numbers_of_snapshots(&recording.dir()).last().copied().unwrap_or_default() + 1;
     let timed = recording.finish();
     drop(again);
-    cuts.extend(Cut::snapshots(&timed.folder(), passed));
+    cuts.extend(Cut::snapshots(&timed.dir(), passed));
     let (profile, _) = timed.results();
     cuts.push(Cut::of_figures("the profile after its time", &profile.totals));
 
@@ -102,7 +102,7 @@ fn constant_until_the_target_exits() {
     for load in &LOADS[..2] {
         let mut target = load.start();
         let pid = target.pid();
-        let recording = Recorder::of(pid, 1).option("--ring-bytes", ROOM).start();
+        let recording = Recorder::of(pid, 1).option("--ring-bytes", RING_BYTES).start();
         let truth = target.run();
         assert!(target.end().success());
         let outcome = recording.finish();
@@ -123,8 +123,10 @@ fn constant_until_the_command_ends() {
     let Some(_turn) = turn("constant_until_the_command_ends") else { return };
     let mut wrong = Vec::new();
     for load in &LOADS[..2] {
-        let recorder =
-            Recorder::new().interval(1).option("--ring-bytes", ROOM).command(&program("constant"), load.arguments(1));
+        let recorder = Recorder::new()
+            .interval(1)
+            .option("--ring-bytes", RING_BYTES)
+            .command(&program("constant"), load.arguments(1));
         let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
         assert!(recording.line().starts_with("READY "));
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
@@ -166,7 +168,7 @@ fn the_peak_is_constant(loads: &[Load]) {
     let mut wrong = Vec::new();
     for load in loads {
         let mut target = load.start();
-        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", ROOM).option("--at", "peak").start();
+        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", RING_BYTES).option("--at", "peak").start();
         let truth = target.run();
         std::thread::sleep(Duration::from_millis(300));
         let outcome = recording.stop();

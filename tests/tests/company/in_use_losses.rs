@@ -42,7 +42,7 @@ fn stopped(case: &str, loads: [(Load, Option<&str>); 2]) {
         let lost = lost(&profile);
         println!("{load:?}: {lost} records lost: {cuts:?}");
         let fits = ring_bytes.is_none() && load.pause_us > 0;
-        assert!(!fits || lost == 0, "10,000 records have room: {:?}", profile.counters);
+        assert!(!fits || lost == 0, "10,000 records fit: {:?}", profile.counters);
         assert!(ring_bytes.is_none() || lost > 0, "a hundred thousand records do not fit: {:?}", profile.counters);
         for cut in &cuts {
             if lost == 0 {
@@ -139,7 +139,7 @@ fn covered(load: &Load, ring_bytes: &str, scrapes: usize) {
     let recorder = Recorder::of(target.pid(), 1).option("--ring-bytes", ring_bytes).option("--every", "250ms");
     let (recording, address) = recorder.serve();
     let truth = target.run();
-    let passed = heapbpf_tests::constant::numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or(0) + 1;
+    let passed = heapbpf_tests::constant::numbers_of_snapshots(&recording.dir()).last().copied().unwrap_or(0) + 1;
     let mut cuts = Vec::new();
     let before = lost_so_far(&get(address, "/metrics"));
     while cuts.len() < scrapes {
@@ -150,7 +150,7 @@ fn covered(load: &Load, ring_bytes: &str, scrapes: usize) {
     let during = lost_so_far(&get(address, "/metrics")) - before;
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
-    cuts.extend(Cut::snapshots(&outcome.folder(), passed));
+    cuts.extend(Cut::snapshots(&outcome.dir(), passed));
     cuts.push(Cut::of_figures("the final profile", &profile.totals));
 
     let share = lost(&profile) as f64 / (stats.hits + stats.frees_matched) as f64;

@@ -197,8 +197,8 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
 #[test]
 fn custom_allocators_are_exact() {
     let Some(_turn) = turn("custom_allocators_are_exact") else { return };
-    let folder = library("bumps", "libbumps.so", &[]);
-    let bumps = folder.display().to_string();
+    let dir = library("bumps", "libbumps.so", &[]);
+    let bumps = dir.display().to_string();
     let specification = "libbumps.so:bumps_take(size=arg0)->ret,free=bumps_give(arg0)";
     let start = || Target::start(&program("bumped"), [&bumps]);
     let (mut target, recording) = begin(&start, Hook::Inline, "libbumps", 1, &[["--alloc", specification]]);

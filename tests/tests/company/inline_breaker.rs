@@ -94,7 +94,7 @@ struct Case {
 
 impl Case {
     fn begin() -> Self {
-        let state = tempfile::tempdir().expect("a temporary folder");
+        let state = tempfile::tempdir().expect("a temporary directory");
         let [victim, bystander] = [(); 2].map(|()| Target::start(&program("pairs"), [CALLS.to_string()]));
         let recording = start(state.path(), &[victim.pid(), bystander.pid()]);
         assert!(is_hooked(victim.pid()) && is_hooked(bystander.pid()), "{}", recording.said());
@@ -150,7 +150,7 @@ impl Case {
         let (profile, stats) = outcome.results();
         assert!(stats.exact_alloc_objects >= truth.allocs(), "it was counted to its end: {stats:?}");
         assert!(!profile.notes.iter().any(|note| note.contains("died of")), "{:?}", profile.notes);
-        assert_eq!(std::fs::read_dir(state.path()).expect("our own folder").count(), 0, "nothing is remembered");
+        assert_eq!(std::fs::read_dir(state.path()).expect("our own directory").count(), 0, "nothing is remembered");
     }
 }
 
@@ -220,7 +220,7 @@ fn a_bus_error_in_code_of_ours_ends_all_inline_hooks() {
 #[test]
 fn a_forked_child_that_dies_of_its_hooks_ends_all_of_them() {
     let Some(_turn) = turn("a_forked_child_that_dies_of_its_hooks_ends_all_of_them") else { return };
-    let state = tempfile::tempdir().expect("a temporary folder");
+    let state = tempfile::tempdir().expect("a temporary directory");
     let mut parent = Target::start(&program("brood"), ["master", "1", "50"]);
     let mut bystander = Target::start(&program("pairs"), [CALLS.to_string()]);
     let both = [parent.pid(), bystander.pid()];

@@ -16,8 +16,8 @@ use heapbpf_tests::recorder::Recorder;
 fn a_command_is_counted_inside_from_its_entry_point() {
     let Some(_turn) = turn("a_command_is_counted_inside_from_its_entry_point") else { return };
     let early = library("early", "libearly.so", &["-DLIBRARY"]);
-    let folder = early.parent().expect("in a folder");
-    let search = format!("-Wl,--no-as-needed,-rpath,{}", folder.display());
+    let dir = early.parent().expect("in a directory");
+    let search = format!("-Wl,--no-as-needed,-rpath,{}", dir.display());
     let program = program_with("early", "early", &[&search, &early.display().to_string()]);
     for hook in ["inline", "auto"] {
         let recorder = Recorder::new().interval(1).option("--hook", hook).command(&program, [] as [&str; 0]);
@@ -135,8 +135,8 @@ fn end_of_text(program: &Path) -> u64 {
 /// After a program's text there is usually space for the instructions that make it wait. If not, heapbpf uses the space
 /// after the loader's text.
 #[test]
-fn a_command_without_room_behind_its_text_waits_behind_its_loaders() {
-    let Some(_turn) = turn("inline_a_command_without_room_behind_its_text") else { return };
+fn a_command_without_space_behind_its_text_waits_behind_its_loaders() {
+    let Some(_turn) = turn("inline_a_command_without_space_behind_its_text") else { return };
     let pad = 4096 - end_of_text(&program("crammed")) - 24;
     let crammed = program_with("crammed", "crammed-full", &[&format!("-DPAD=\"{pad}\"")]);
     let left = 4096 - end_of_text(&crammed);

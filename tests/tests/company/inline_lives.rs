@@ -103,8 +103,8 @@ fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
         let truth = target.run();
         assert_eq!(truth.abandoned, THREADS);
         recording.signal(libc::SIGUSR1);
-        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&1));
-        let meanwhile: Profile = output::read(&recording.folder().join("profile.0001.json"));
+        until("a snapshot", || numbers_of_snapshots(&recording.dir()).contains(&1));
+        let meanwhile: Profile = output::read(&recording.dir().join("profile.0001.json"));
         target.end();
         let outcome = recording.finish();
         let (profile, stats) = outcome.results();

@@ -26,8 +26,8 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     let case = "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on";
     let Some(_turn) = turn(case) else { return };
     let Some(strace) = tool_or_install("strace", "strace") else { return skipped(case, "no strace (Debian: strace)") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = copy_of(&program("unharmed"), folder.path(), "standstill");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = copy_of(&program("unharmed"), dir.path(), "standstill");
     let recorder = Recorder::new().option("--comm", "standstill").option("--hook", "inline").interval(4096);
     let recording = recorder.flag("--no-follow").start();
     let [cleaner] = cleaners_of(recording.pid())[..] else { panic!("one cleaner") };

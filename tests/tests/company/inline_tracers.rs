@@ -275,14 +275,14 @@ fn a_service_that_hooks_the_process_is_pointed_to() {
 /// tells it to leave.
 struct Debugger {
     gdb: Beside,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Debugger {
     /// Attaches gdb and lets the program continue.
     fn attach(gdb: &Path, pid: u32) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = |name: &str| folder.path().join(name).display().to_string();
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = |name: &str| dir.path().join(name).display().to_string();
         let script = format!(
             "import gdb, os, time\n\
              class Hit(gdb.Breakpoint):\n    hits = 0\n    def stop(self):\n        Hit.hits += 1\n        return False\n\
@@ -299,24 +299,24 @@ impl Debugger {
             path("hits"),
             path("leave"),
         );
-        let file = folder.path().join("script.py");
-        std::fs::write(&file, script).expect("our own folder");
+        let file = dir.path().join("script.py");
+        std::fs::write(&file, script).expect("our own directory");
         let mut command = Command::new(gdb);
         let gdb = Beside::start(command.args(["-q", "-nx", "-batch", "-p", &pid.to_string(), "-x"]).arg(file));
-        until("gdb lets the program continue", || folder.path().join("ready").exists());
-        Self { gdb, folder }
+        until("gdb lets the program continue", || dir.path().join("ready").exists());
+        Self { gdb, dir }
     }
 
     /// Waits until gdb holds the program. Returns how often its breakpoint on malloc was hit.
     fn hits(&self) -> u64 {
-        let hits = self.folder.path().join("hits");
+        let hits = self.dir.path().join("hits");
         until("the program has made its calls under gdb", || hits.exists());
         std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number")
     }
 
     /// Makes gdb delete its breakpoints and detach.
     fn leave(mut self) {
-        std::fs::write(self.folder.path().join("leave"), "").expect("our own folder");
+        std::fs::write(self.dir.path().join("leave"), "").expect("our own directory");
         assert!(wait(&mut self.gdb.0, "gdb").success(), "gdb has left");
     }
 }

@@ -69,8 +69,8 @@ fn a_wrapper_keeps_a_command_on_probes() {
 #[test]
 fn a_wrapper_is_probed_by_links_that_serve_every_process() {
     let Some(_turn) = turn("inline_a_wrapper_is_probed_by_links_that_serve_every_process") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let wrapped = copy_of(&program("pairs"), folder.path(), "pairs-wrapped");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let wrapped = copy_of(&program("pairs"), dir.path(), "pairs-wrapped");
     for wrapper in wrappers() {
         let mut command = Command::new(&wrapped);
         let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::doctor::doctor_of;
-use heapbpf_tests::environment::{programs_folder, skipped, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::program::java_program;
 use heapbpf_tests::recorder::Recorder;
@@ -17,8 +17,8 @@ const SHARE: f64 = 0.95;
 
 /// The distribution's Java, whose frames are known, and any other that is installed.
 fn javas() -> Vec<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = folders
+    let dirs = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = dirs
         // Skip symlinks, which are the distribution's other names for the same Java.
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
@@ -101,7 +101,7 @@ fn check(what: &str, profile: &Profile) {
     let from_thread =
         profile.stacks.iter().filter(of_thread).filter(|stack| has_path(stack, &["JavaTruth.direct", "JavaTruth.run"]));
     assert!(from_thread.count() > 0, "{what}: no stack of a thread");
-    let source = std::fs::read_to_string(programs_folder().join("JavaTruth.java")).expect("it is ours");
+    let source = std::fs::read_to_string(programs_dir().join("JavaTruth.java")).expect("it is ours");
     let line =
         1 + source.lines().position(|line| line.contains("ByteBuffer.allocateDirect(size)")).expect("it is there");
     let direct: Vec<(Option<&str>, Option<u32>)> = profile

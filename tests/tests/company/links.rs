@@ -146,8 +146,8 @@ fn each_build_that_is_copied_over_a_probed_file_is_right_and_exact() {
         let flags = ["-static", &format!("-falign-functions={alignment}"), "-lm"];
         program_with("mix", &format!("build-{alignment}"), &flags)
     };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = copy_of(&build(16), folder.path(), "heapbpf-builds");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = copy_of(&build(16), dir.path(), "heapbpf-builds");
     let mut recording =
         Recorder::new().option("--comm", "heapbpf-builds").option("--hook", "probe").interval(1).start();
     if !kernel::tells_files_of_links(recording.pid()) {

@@ -41,8 +41,8 @@ fn told(outcome: &Outcome) {
 #[test]
 fn an_exit_whose_record_was_lost() {
     let Some(_turn) = turn("an_exit_whose_record_was_lost") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = copy_of(&program("endings"), folder.path(), "heapbpf-lost-1");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = copy_of(&program("endings"), dir.path(), "heapbpf-lost-1");
     let mut target = Target::start(&file, ["sigkill", "400"]);
     let recorder = Recorder::new().option("--comm", "heapbpf-lost-1").interval(1);
     let recording = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
@@ -88,8 +88,8 @@ fn an_exec_whose_record_was_lost() {
 #[test]
 fn places_of_ended_processes_are_given_up() {
     let Some(_turn) = turn("places_of_ended_processes_are_given_up") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = copy_of(&program("endings"), folder.path(), "heapbpf-lost-2");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = copy_of(&program("endings"), dir.path(), "heapbpf-lost-2");
     // Each process holds a thousand blocks.
     let recorder = Recorder::new()
         .option("--comm", "heapbpf-lost-2")

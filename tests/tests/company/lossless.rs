@@ -10,10 +10,10 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
 /// Capacity for some hundred samples: programs whose every call is sampled have to wait.
-const LITTLE_ROOM: [&str; 2] = ["--ring-bytes", "512KiB"];
+const SMALL_RING: [&str; 2] = ["--ring-bytes", "512KiB"];
 
-fn with_little_room(recorder: Recorder) -> Recorder {
-    let [option, value] = LITTLE_ROOM;
+fn with_small_ring(recorder: Recorder) -> Recorder {
+    let [option, value] = SMALL_RING;
     recorder.option(option, value)
 }
 
@@ -31,7 +31,7 @@ fn nothing_is_lost(profile: &Profile, stats: &Stats) {
 fn a_process_that_waits_loses_no_stack() {
     let Some(_turn) = turn("lossless_a_process_that_waits_loses_no_stack") else { return };
     let mut target = Target::start(&program("threads"), ["12800"]);
-    let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+    let recording = with_small_ring(Recorder::of(target.pid(), 1)).flag("--lossless").start();
     let truth = target.run();
     let outcome = recording.stop();
     assert!(target.end().success());
@@ -44,7 +44,7 @@ fn a_process_that_waits_loses_no_stack() {
 #[test]
 fn a_command_waits_at_a_small_interval() {
     let Some(_turn) = turn("lossless_a_command_waits_at_a_small_interval") else { return };
-    let recorder = || with_little_room(Recorder::new().interval(1)).command(&program("steady"), ["40000"]);
+    let recorder = || with_small_ring(Recorder::new().interval(1)).command(&program("steady"), ["40000"]);
     let outcome = recorder().start().ends();
     assert!(outcome.status.success(), "{}", outcome.stderr);
     let (profile, stats) = outcome.results();
@@ -60,7 +60,7 @@ fn nobody_waits_for_a_heapbpf_that_does_not_run() {
     let Some(_turn) = turn("lossless_nobody_waits_for_a_heapbpf_that_does_not_run") else { return };
     for signal in [libc::SIGSTOP, libc::SIGKILL] {
         let mut target = Target::start(&program("threads"), ["12800"]);
-        let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+        let recording = with_small_ring(Recorder::of(target.pid(), 1)).flag("--lossless").start();
         recording.signal(signal);
         let truth = target.run();
         if signal == libc::SIGSTOP {
@@ -79,7 +79,7 @@ fn waits_end_with_the_recording() {
     let Some(_turn) = turn("lossless_waits_end_with_the_recording") else { return };
     let mut target = Target::start(&program("forking"), [""; 0]);
     for _ in 0..3 {
-        let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+        let recording = with_small_ring(Recorder::of(target.pid(), 1)).flag("--lossless").start();
         assert!(is_hooked(target.pid()));
         let (_, stats) = recording.stop().results();
         checks::identity(&stats);

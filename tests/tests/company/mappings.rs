@@ -16,13 +16,13 @@ const PATH: [&str; 4] = ["site_02", "jumped_to", "before_the_jump", "main"];
 /// Number of rounds of frames.c.
 const ROUNDS: &str = "50";
 
-fn folder() -> TempDir {
-    TempDir::with_prefix("heapbpf-test-").expect("a temporary folder")
+fn dir() -> TempDir {
+    TempDir::with_prefix("heapbpf-test-").expect("a temporary directory")
 }
 
 /// Makes a copy of the program that the test may delete.
-fn copy_to(folder: &Path) -> PathBuf {
-    let copy = folder.join("copied");
+fn copy_to(dir: &Path) -> PathBuf {
+    let copy = dir.join("copied");
     copy_file(frames(), &copy);
     copy
 }
@@ -63,8 +63,8 @@ fn started(command: &mut Command) -> (Target, u32) {
 #[test]
 fn an_executable_that_was_deleted_before() {
     let Some(_turn) = turn("an_executable_that_was_deleted_before") else { return };
-    let folder = folder();
-    let copy = copy_to(folder.path());
+    let dir = dir();
+    let copy = copy_to(dir.path());
     let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
     std::fs::remove_file(&copy).expect("our own file");
     record(target, pid, || ());
@@ -73,8 +73,8 @@ fn an_executable_that_was_deleted_before() {
 #[test]
 fn an_executable_that_is_deleted_meanwhile() {
     let Some(_turn) = turn("an_executable_that_is_deleted_meanwhile") else { return };
-    let folder = folder();
-    let copy = copy_to(folder.path());
+    let dir = dir();
+    let copy = copy_to(dir.path());
     let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
     record(target, pid, || std::fs::remove_file(&copy).expect("our own file"));
 }
@@ -83,20 +83,20 @@ fn an_executable_that_is_deleted_meanwhile() {
 #[test]
 fn an_executable_that_is_upgraded_meanwhile() {
     let Some(_turn) = turn("an_executable_that_is_upgraded_meanwhile") else { return };
-    let folder = folder();
-    let copy = copy_to(folder.path());
+    let dir = dir();
+    let copy = copy_to(dir.path());
     let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
     record(target, pid, || {
-        let newer = folder.path().join("newer");
+        let newer = dir.path().join("newer");
         copy_file(program("leak"), &newer);
-        std::fs::rename(&newer, &copy).expect("our own folder");
+        std::fs::rename(&newer, &copy).expect("our own directory");
     });
 }
 
 /// Starts a program that loads a copy of each of two libraries, one after the other, and deletes the copy at once.
-fn with_deleted_plugins(folder: &Path) -> Target {
+fn with_deleted_plugins(dir: &Path) -> Target {
     let plugins = [10, 11].map(|n| library("plugin", &format!("plugin{n}.so"), &[&format!("-DPLUGIN={n}")]));
-    Target::start_command(Command::new(program("plugins")).arg("deleted").arg(folder).args(plugins))
+    Target::start_command(Command::new(program("plugins")).arg("deleted").arg(dir).args(plugins))
 }
 
 /// Whether a process has a deleted file open that had this path. Other tests have plugins of the same name.
@@ -111,13 +111,13 @@ fn holds_deleted(pid: u32, path: &Path) -> bool {
 #[test]
 fn deleted_plugins_keep_their_names() {
     let Some(_turn) = turn("deleted_plugins_keep_their_names") else { return };
-    let folder = folder();
-    let mut target = with_deleted_plugins(folder.path());
+    let dir = dir();
+    let mut target = with_deleted_plugins(dir.path());
     let recording = Recorder::of(target.pid(), 1).start();
     target.go();
     for name in ["plugin10.so", "plugin11.so"] {
         target.step();
-        until("its file is open", || holds_deleted(recording.pid(), &folder.path().join(name)));
+        until("its file is open", || holds_deleted(recording.pid(), &dir.path().join(name)));
         target.go();
     }
     let truth = target.truth();
@@ -130,8 +130,8 @@ fn deleted_plugins_keep_their_names() {
 #[test]
 fn plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted() {
     let Some(_turn) = turn("plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted") else { return };
-    let folder = folder();
-    let mut target = with_deleted_plugins(folder.path());
+    let dir = dir();
+    let mut target = with_deleted_plugins(dir.path());
     let recording = Recorder::of(target.pid(), 1).start();
     recording.signal(libc::SIGSTOP);
     target.go();
@@ -139,7 +139,7 @@ fn plugins_that_were_gone_before_they_were_seen_are_said_to_be_deleted() {
     target.go();
     target.step();
     recording.signal(libc::SIGCONT);
-    until("the file of the second is open", || holds_deleted(recording.pid(), &folder.path().join("plugin11.so")));
+    until("the file of the second is open", || holds_deleted(recording.pid(), &dir.path().join("plugin11.so")));
     target.go();
     let truth = target.truth();
     let outcome = recording.stop();
@@ -178,16 +178,16 @@ fn a_process_under_another_root() {
     let Some(chroot) = [PathBuf::from("/usr/sbin/chroot")].into_iter().find(|path| path.exists()) else {
         return skipped(case, "no chroot (Debian: coreutils)");
     };
-    let folder = folder();
-    let copy = copy_to(folder.path());
+    let dir = dir();
+    let copy = copy_to(dir.path());
     let libraries = Command::new("ldd").arg(&copy).output().expect("ldd comes with libc");
     let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-        let inside = folder.path().join(library.trim_start_matches('/'));
-        std::fs::create_dir_all(inside.parent().expect("has a folder")).expect("our own folder");
+        let inside = dir.path().join(library.trim_start_matches('/'));
+        std::fs::create_dir_all(inside.parent().expect("has a directory")).expect("our own directory");
         copy_file(library, &inside);
     }
-    let (target, pid) = started(Command::new(chroot).arg(folder.path()).args(["/copied", ROUNDS]));
+    let (target, pid) = started(Command::new(chroot).arg(dir.path()).args(["/copied", ROUNDS]));
     let profile = record(target, pid, || ());
     let exe = &profile.process(pid).exe;
     assert!(exe.ends_with("/copied"), "{exe}");
@@ -211,15 +211,15 @@ fn a_process_in_a_pid_namespace_has_both_ids() {
 
 /// An overlay mount like a container's, unmounted when dropped.
 struct Overlay {
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Overlay {
     /// Mounts the overlay with this program in the lower layer. `Err` says why that is not possible.
     fn with(program: &Path) -> Result<Self, String> {
-        let overlay = Self { folder: folder() };
+        let overlay = Self { dir: dir() };
         for part in ["lower", "upper", "work", "merged"] {
-            std::fs::create_dir(overlay.path(part)).expect("our own folder");
+            std::fs::create_dir(overlay.path(part)).expect("our own directory");
         }
         let copied = Command::new("cp").arg(program).arg(overlay.path("lower").join("layered")).status();
         assert!(copied.expect("cp runs").success());
@@ -234,7 +234,7 @@ impl Overlay {
     }
 
     fn path(&self, part: &str) -> PathBuf {
-        self.folder.path().join(part)
+        self.dir.path().join(part)
     }
 }
 

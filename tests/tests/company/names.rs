@@ -38,17 +38,17 @@ struct Server {
 
 impl Server {
     /// Starts the server and waits until it has the file with this build ID.
-    fn start(program: &Path, folder: &Path, build_id: &str) -> Self {
+    fn start(program: &Path, dir: &Path, build_id: &str) -> Self {
         // Another process could take the port first. Then the server ends at once, and the wait below reports it.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port");
         let mut command = Command::new(program);
-        command.args(["-d", ":memory:", "-p", &address.port().to_string(), "-F"]).arg(folder);
+        command.args(["-d", ":memory:", "-p", &address.port().to_string(), "-F"]).arg(dir);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("debuginfod runs");
         let server = Self { child, address };
         let listens = || std::net::TcpStream::connect(address).is_ok();
         target::until("debuginfod listens", listens);
         let request = format!("GET /buildid/{build_id}/debuginfo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        target::until("debuginfod has read the folder", || scrape::send(address, &request).status == 200);
+        target::until("debuginfod has read the directory", || scrape::send(address, &request).status == 200);
         server
     }
 
@@ -71,9 +71,9 @@ struct SecureServer {
 }
 
 impl SecureServer {
-    fn start(openssl: &Path, folder: &Path, certified: &Certified) -> Self {
+    fn start(openssl: &Path, dir: &Path, certified: &Certified) -> Self {
         let mut command = Command::new(openssl);
-        command.args(["s_server", "-WWW", "-accept", "127.0.0.1:0"]).current_dir(folder);
+        command.args(["s_server", "-WWW", "-accept", "127.0.0.1:0"]).current_dir(dir);
         command.arg("-cert").arg(&certified.certificate).arg("-key").arg(&certified.key);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("openssl runs");
@@ -100,13 +100,13 @@ impl Drop for SecureServer {
 }
 
 /// Runs `--symbolize` with a server as an ordinary user. Returns its messages and the profile.
-fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
-    symbolize_trusting(profile, folder, url, None)
+fn symbolize(profile: &Path, dir: &Path, url: &str) -> (String, Profile) {
+    symbolize_trusting(profile, dir, url, None)
 }
 
 /// Like [`symbolize`], with a file of authorities to trust instead of the system's.
-fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Option<&Path>) -> (String, Profile) {
-    let named = folder.join("named.json");
+fn symbolize_trusting(profile: &Path, dir: &Path, url: &str, authorities: Option<&Path>) -> (String, Profile) {
+    let named = dir.join("named.json");
     let mut command = Command::new(heapbpf());
     for variable in ["DEBUGINFOD_CACHE_PATH", "http_proxy", "https_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"] {
         command.env_remove(variable);
@@ -118,7 +118,7 @@ fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Opt
         .args(["--force", "-o"])
         .arg(&named)
         .env("DEBUGINFOD_URLS", url)
-        .env("XDG_CACHE_HOME", folder)
+        .env("XDG_CACHE_HOME", dir)
         .envs(authorities.map(|file| ("SSL_CERT_FILE", file)))
         .uid(NOBODY)
         .gid(NOBODY)
@@ -131,7 +131,7 @@ fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Opt
 
 /// A program, the same program stripped, and its symbols and debug information in a separate file.
 struct Split {
-    folder: TempDir,
+    dir: TempDir,
     /// Directory of the debug file.
     served: PathBuf,
     /// Directory of an ordinary user.
@@ -144,19 +144,19 @@ impl Split {
     fn new(objcopy: &Path) -> Self {
         let flags = ["-fomit-frame-pointer", "-g", "-Wl,--build-id"];
         let whole = program_with("inlines", "inlines-whole", &flags);
-        let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-        let (served, users) = (folder.path().join("served"), folder.path().join("users"));
+        let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+        let (served, users) = (dir.path().join("served"), dir.path().join("users"));
         for made in [&served, &users] {
-            fs::create_dir(made).expect("our own folder");
+            fs::create_dir(made).expect("our own directory");
         }
-        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("our own folder");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("our own directory");
         std::os::unix::fs::chown(&users, Some(NOBODY), Some(NOBODY)).expect("we are root");
-        let stripped = folder.path().join("inlines-whole");
+        let stripped = dir.path().join("inlines-whole");
         for (option, to) in [("--only-keep-debug", served.join("x.debug")), ("--strip-all", stripped.clone())] {
             let status = Command::new(objcopy).arg(option).arg(&whole).arg(to).status().expect("objcopy runs");
             assert!(status.success());
         }
-        Self { folder, served, users, whole, stripped }
+        Self { dir, served, users, whole, stripped }
     }
 }
 
@@ -186,7 +186,7 @@ fn build_id_of_program(profile: &Profile) -> String {
 /// Copies a profile to where an ordinary user may read it.
 fn given_to_users(outcome: &Outcome, file: &str, users: &Path) -> PathBuf {
     let given = users.join(file);
-    fs::copy(outcome.file(file), &given).expect("our own folder");
+    fs::copy(outcome.file(file), &given).expect("our own directory");
     fs::set_permissions(&given, PermissionsExt::from_mode(0o644)).expect("our own file");
     given
 }
@@ -200,14 +200,14 @@ fn a_server_has_the_debug_file() {
     let (Some(debuginfod), Some(objcopy)) = (tool("debuginfod"), tool("objcopy")) else {
         return skipped(case, "no debuginfod or no objcopy (Debian: debuginfod, binutils)");
     };
-    let Split { folder, served, users, whole, stripped } = Split::new(&objcopy);
+    let Split { dir, served, users, whole, stripped } = Split::new(&objcopy);
     let (expected, _) = record(&whole).results();
     assert!(is_inlined(&expected));
     let outcome = record(&stripped);
     let build_id = build_id_of_program(&outcome.results().0);
     let server = Server::start(&debuginfod, &served, &build_id);
 
-    let cache = folder.path().join("cache");
+    let cache = dir.path().join("cache");
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
     let recording = recorder.variable("DEBUGINFOD_CACHE_PATH", cache.as_os_str()).start();
@@ -228,7 +228,7 @@ fn a_server_has_the_debug_file() {
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
     assert_eq!(shown(&later), shown(&expected), "{said}");
     // Without a cached file and a server, the reason says so.
-    fs::remove_dir_all(users.join("debuginfod_client")).expect("our own folder");
+    fs::remove_dir_all(users.join("debuginfod_client")).expect("our own directory");
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
     assert!(said.contains(&format!("inlines-whole is stripped: install its debug symbols ({url}: ")), "{said}");
     assert!(!is_inlined(&later));
@@ -243,16 +243,16 @@ fn certificates_of_servers_are_verified() {
     let (Some(openssl), Some(objcopy)) = (tool_or_install("openssl", "openssl"), tool("objcopy")) else {
         return skipped(case, "no openssl or no objcopy (Debian: openssl, binutils)");
     };
-    let Split { folder, served, users, whole, stripped } = Split::new(&objcopy);
+    let Split { dir, served, users, whole, stripped } = Split::new(&objcopy);
     let (expected, _) = record(&whole).results();
     let outcome = record(&stripped);
     let recorded = given_to_users(&outcome, "profile.json", &users);
     let build_id = build_id_of_program(&outcome.results().0);
     let place = served.join("buildid").join(&build_id);
-    fs::create_dir_all(&place).expect("our own folder");
-    fs::rename(served.join("x.debug"), place.join("debuginfo")).expect("our own folder");
-    let ours = Authority::new(&openssl, folder.path(), "ours");
-    let theirs = Authority::new(&openssl, folder.path(), "theirs");
+    fs::create_dir_all(&place).expect("our own directory");
+    fs::rename(served.join("x.debug"), place.join("debuginfo")).expect("our own directory");
+    let ours = Authority::new(&openssl, dir.path(), "ours");
+    let theirs = Authority::new(&openssl, dir.path(), "theirs");
     for authority in [&ours, &theirs] {
         fs::set_permissions(&authority.own.certificate, PermissionsExt::from_mode(0o644)).expect("our own file");
     }
@@ -280,7 +280,7 @@ fn certificates_of_servers_are_verified() {
     let record_trusting = |authorities: &Authority, cache: &str| {
         let mut target = Target::start(&stripped, ["40"]);
         let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
-        let recorder = recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join(cache).as_os_str());
+        let recorder = recorder.variable("DEBUGINFOD_CACHE_PATH", dir.path().join(cache).as_os_str());
         let recording = recorder.variable("SSL_CERT_FILE", authorities.own.certificate.as_os_str()).start();
         target.run();
         recording.stop().results().0
@@ -296,13 +296,12 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let case = "metrics_do_not_wait_for_names_nor_do_profiles_pile_up";
     let Some(_turn) = turn(case) else { return };
     let Some(objcopy) = tool("objcopy") else { return skipped(case, "no objcopy (Debian: binutils)") };
-    let Split { folder, stripped, .. } = Split::new(&objcopy);
+    let Split { dir, stripped, .. } = Split::new(&objcopy);
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", silent.local_addr().expect("it has one"));
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
-    let (recording, address) =
-        recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join("cache").as_os_str()).serve();
+    let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", dir.path().join("cache").as_os_str()).serve();
     target.run();
     // The client leaves if it gets no answer soon.
     let status = || {
@@ -340,15 +339,15 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
 #[test]
 fn a_file_that_is_overwritten_names_nothing_of_the_old_program() {
     let Some(_turn) = turn("a_file_that_is_overwritten_names_nothing_of_the_old_program") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = copy_of(&program("mix"), folder.path(), "heapbpf-over");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = copy_of(&program("mix"), dir.path(), "heapbpf-over");
     let mut first = Target::start(&file, ["100"]);
     let recording = Recorder::new().option("--comm", "heapbpf-over").interval(1).start();
     let old = first.pid();
     first.run();
     first.end();
     std::fs::copy(program("lifetimes"), &file).expect("nobody runs it");
-    let snapshot = recording.folder().join("profile.0001.json");
+    let snapshot = recording.dir().join("profile.0001.json");
     recording.signal(libc::SIGUSR1);
     until("a snapshot", || snapshot.exists());
     let (profile, _) = recording.stop().results();

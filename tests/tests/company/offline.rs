@@ -19,8 +19,8 @@ fn inlines() -> PathBuf {
 
 /// Records every allocation of a copy of the program, and then removes the copy.
 fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let copy = folder.path().join("inlines");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    let copy = dir.path().join("inlines");
     let copied = Command::new("cp").arg(program).arg(&copy).status().expect("cp runs");
     assert!(copied.success());
     let mut target = Target::start(&copy, ["40"]);
@@ -52,7 +52,7 @@ fn report(arguments: &[&Path]) -> Output {
 /// Symbolizes a profile, optionally with a debug directory.
 fn symbolize(profile: &Path, output: &Path, debug: Option<&Path>) -> String {
     let mut arguments = vec![Path::new("--symbolize"), profile, Path::new("-o"), output, Path::new("--force")];
-    arguments.extend(debug.into_iter().flat_map(|folder| [Path::new("--debug-dir"), folder]));
+    arguments.extend(debug.into_iter().flat_map(|dir| [Path::new("--debug-dir"), dir]));
     let said = report(&arguments);
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success(), "{text}");
@@ -92,24 +92,24 @@ fn offline_names_are_those_of_a_recording_with_names() {
     });
     let build_id = build_id.expect("the program has a build ID");
 
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let (whole, debug) = (folder.path().join("whole"), folder.path().join("debug"));
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    let (whole, debug) = (dir.path().join("whole"), dir.path().join("debug"));
     let by_id = debug.join(".build-id").join(&build_id[..2]);
-    std::fs::create_dir_all(&whole).expect("our own folder");
-    std::fs::create_dir_all(&by_id).expect("our own folder");
-    std::fs::copy(&program, whole.join("inlines")).expect("our own folder");
-    let mut folders = vec![whole];
+    std::fs::create_dir_all(&whole).expect("our own directory");
+    std::fs::create_dir_all(&by_id).expect("our own directory");
+    std::fs::copy(&program, whole.join("inlines")).expect("our own directory");
+    let mut dirs = vec![whole];
     match tool("objcopy") {
         Some(objcopy) => {
             let file = by_id.join(format!("{}.debug", &build_id[2..]));
             let status = Command::new(objcopy).arg("--only-keep-debug").arg(&program).arg(&file).status();
             assert!(status.expect("objcopy runs").success());
-            folders.push(debug);
+            dirs.push(debug);
         }
         None => skipped(case, "the part with a debug file: no objcopy (Debian: binutils)"),
     }
-    let (json, pprof) = (folder.path().join("named.json"), folder.path().join("named.pb.gz"));
-    for debug in &folders {
+    let (json, pprof) = (dir.path().join("named.json"), dir.path().join("named.pb.gz"));
+    for debug in &dirs {
         for recorded in ["profile.json", "profile.pb.gz"] {
             symbolize(&outcome.file(recorded), &json, Some(debug));
             let named: Profile = output::read(&json);
@@ -136,8 +136,8 @@ fn offline_names_are_those_of_a_recording_with_names() {
 fn unknown_build_ids_keep_their_place_and_the_reason() {
     let Some(_turn) = turn("unknown_build_ids_keep_their_place_and_the_reason") else { return };
     let outcome = record_and_remove(&inlines(), &["--no-symbolize"]);
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let json = folder.path().join("named.json");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    let json = dir.path().join("named.json");
     let programs = |profile: &Profile| -> Vec<Frame> {
         let frames = profile.stacks.iter().flat_map(|stack| stack.frames.clone());
         frames.filter(|frame| frame.module.as_ref().is_some_and(|module| module.ends_with("/inlines"))).collect()
@@ -156,8 +156,8 @@ fn unknown_build_ids_keep_their_place_and_the_reason() {
     assert!(table.contains("[inlines+0x"), "{table}");
 
     let other = program_with("inlines", "inlines", &["-O0", "-Wl,--build-id"]);
-    std::fs::copy(other, folder.path().join("inlines")).expect("our own folder");
-    symbolize(&outcome.file("profile.json"), &json, Some(folder.path()));
+    std::fs::copy(other, dir.path().join("inlines")).expect("our own directory");
+    symbolize(&outcome.file("profile.json"), &json, Some(dir.path()));
     for frame in programs(&output::read(&json)) {
         assert!(frame.function.is_none(), "{frame:?}");
         assert!(frame.reason.as_ref().is_some_and(|why| why.contains("a different build ID")), "{frame:?}");

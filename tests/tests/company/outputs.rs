@@ -35,7 +35,7 @@ fn reader(path: &Path) -> JoinHandle<Vec<u8>> {
 
 /// Accepts one connection and reads it to its end, on another thread.
 fn listener(path: &Path) -> JoinHandle<Vec<u8>> {
-    let listener = UnixListener::bind(path).expect("a socket in our own folder");
+    let listener = UnixListener::bind(path).expect("a socket in our own directory");
     thread::spawn(move || {
         let mut read = Vec::new();
         let (mut stream, _) = listener.accept().expect("our own socket");
@@ -62,7 +62,7 @@ fn a_fifo_and_a_socket_are_read_by_others() {
     for (force, profile_to_fifo) in [(false, true), (true, false)] {
         let mut readers = None;
         let outcome = record(|recorder| {
-            let (pipe, socket) = (recorder.folder().join("fifo.json"), recorder.folder().join("socket.json"));
+            let (pipe, socket) = (recorder.dir().join("fifo.json"), recorder.dir().join("socket.json"));
             fifo(&pipe);
             readers = Some((reader(&pipe), listener(&socket)));
             let names = if profile_to_fifo { ["fifo.json", "socket.json"] } else { ["socket.json", "fifo.json"] };
@@ -85,14 +85,14 @@ fn the_accounting_is_replaced_only_if_forced() {
     let Some(_turn) = turn("the_accounting_is_replaced_only_if_forced") else { return };
     let target = Target::start(&program("pairs"), ["10"]);
     let recorder = Recorder::of(target.pid(), 4096).without_outputs().option("--stats", "stats.json");
-    fs::write(recorder.folder().join("stats.json"), "an earlier one").expect("our own folder");
+    fs::write(recorder.dir().join("stats.json"), "an earlier one").expect("our own directory");
     let refused = recorder.refused();
     refused.check(1, &["stats.json exists; use --force"]);
-    let kept = fs::read_to_string(refused.folder.path().join("stats.json"));
+    let kept = fs::read_to_string(refused.dir.path().join("stats.json"));
     assert_eq!(kept.expect("still there"), "an earlier one");
 
     let outcome = record(|recorder| {
-        fs::write(recorder.folder().join("stats.json"), "an earlier one").expect("our own folder");
+        fs::write(recorder.dir().join("stats.json"), "an earlier one").expect("our own directory");
         recorder.option("--stats", "stats.json").option("-o", "profile.json").flag("--force")
     });
     outcome.results();
@@ -108,7 +108,7 @@ fn two_outputs_of_one_name_are_refused_first() {
             let recorder = forced(Recorder::of(target.pid(), 4096).without_outputs(), force);
             let refused = recorder.option("-o", "x.json").option(option, other).refused();
             refused.check(2, &["are the same file"]);
-            assert!(!refused.folder.path().join("x.json").exists());
+            assert!(!refused.dir.path().join("x.json").exists());
         }
     }
 }

@@ -32,17 +32,17 @@ fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
 fn hostile_page() -> PathBuf {
     static MADE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let page = make_hostile_page(folder.path());
-        (folder, page)
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let page = make_hostile_page(dir.path());
+        (dir, page)
     });
     made.1.clone()
 }
 
-fn make_hostile_page(folder: &Path) -> PathBuf {
+fn make_hostile_page(dir: &Path) -> PathBuf {
     let profile = hostile::profile();
-    let (json, html) = (folder.join("hostile.json"), folder.join("hostile.html"));
-    std::fs::write(&json, profile.to_string()).expect("room");
+    let (json, html) = (dir.join("hostile.json"), dir.join("hostile.html"));
+    std::fs::write(&json, profile.to_string()).expect("there is space");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     html
@@ -50,7 +50,7 @@ fn make_hostile_page(folder: &Path) -> PathBuf {
 
 /// Writes screenshots of the narrowest and the widest window, in light and dark colours, if HEAPBPF_LOOK is set.
 fn look(browser: &mut Browser, name: &str) {
-    let Some(folder) = std::env::var_os("HEAPBPF_LOOK") else { return };
+    let Some(dir) = std::env::var_os("HEAPBPF_LOOK") else { return };
     for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
         browser.resize(width, if width < 500 { 2400 } else { 1200 });
         browser.prefer(scheme);
@@ -59,8 +59,8 @@ fn look(browser: &mut Browser, name: &str) {
             "{name} at {width} px"
         );
         browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
-        let file = Path::new(&folder).join(format!("{name}-{width}-{scheme}.png"));
-        std::fs::write(file, browser.picture()).expect("room");
+        let file = Path::new(&dir).join(format!("{name}-{width}-{scheme}.png"));
+        std::fs::write(file, browser.picture()).expect("there is space");
     }
     browser.resize(1300, 1000);
     browser.prefer("light");
@@ -83,10 +83,10 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
 
 /// Writes a screenshot for the documents, if HEAPBPF_PICTURES is set.
 fn picture(browser: &mut Browser, name: &str) {
-    let Some(folder) = std::env::var_os("HEAPBPF_PICTURES") else { return };
+    let Some(dir) = std::env::var_os("HEAPBPF_PICTURES") else { return };
     let bytes = browser.picture();
     assert!(bytes.len() < 200 << 10, "{name} has {} bytes", bytes.len());
-    std::fs::write(Path::new(&folder).join(name), bytes).expect("room");
+    std::fs::write(Path::new(&dir).join(name), bytes).expect("there is space");
 }
 
 /// The page first shows what the second profile has in addition to the first. The second profile's own values can be
@@ -96,15 +96,15 @@ fn a_file_compares_two_profiles() {
     let case = "a_file_compares_two_profiles";
     let Some(_turn) = turn(case) else { return };
     let Some(mut browser) = browser(case, 1300, 900) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let [before, after, html] = ["before.json", "after.json", "compared.html"].map(|name| folder.path().join(name));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let [before, after, html] = ["before.json", "after.json", "compared.html"].map(|name| dir.path().join(name));
     let mut profile = hostile::profile();
-    std::fs::write(&after, profile.to_string()).expect("room");
+    std::fs::write(&after, profile.to_string()).expect("there is space");
     let is_of_site = |stack: &serde_json::Value| {
         stack["frames"].as_array().is_some_and(|all| all.iter().any(|it| it["function"] == "site_06"))
     };
     profile["stacks"].as_array_mut().expect("stacks").retain(|stack| !is_of_site(stack));
-    std::fs::write(&before, profile.to_string()).expect("room");
+    std::fs::write(&before, profile.to_string()).expect("there is space");
     let compared = Command::new(heapbpf()).arg("diff").args([&before, &after]).arg("-o").arg(&html).output();
     let compared = compared.expect("it runs");
     assert!(compared.status.success() && compared.stdout.is_empty(), "{compared:?}");
@@ -420,9 +420,9 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     let case = "a_page_asks_for_its_token_and_offers_every_format";
     let Some(_turn) = turn(case) else { return };
     let Some(mut browser) = browser(case, 1300, 900) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let tokens = folder.path().join("tokens");
-    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("room");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("there is space");
     Command::new("chmod").arg("600").arg(&tokens).status().expect("chmod runs");
     let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
     let recorder = Recorder::of(target.pid(), 1000).option("--token-file", &tokens.display().to_string());

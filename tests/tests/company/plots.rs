@@ -10,21 +10,21 @@ use heapbpf_tests::target::Target;
 use heapbpf_tests::tmux::Tmux;
 use tempfile::TempDir;
 
-fn run(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(heapbpf()).current_dir(folder).args(arguments).output().expect("the binary under test runs")
+fn run(dir: &Path, arguments: &[&str]) -> Output {
+    Command::new(heapbpf()).current_dir(dir).args(arguments).output().expect("the binary under test runs")
 }
 
 /// Standard output of a command, which must succeed and write nothing to standard error (not a terminal here).
-fn said(folder: &Path, arguments: &[&str]) -> String {
-    let output = run(folder, arguments);
+fn said(dir: &Path, arguments: &[&str]) -> String {
+    let output = run(dir, arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && errors.is_empty(), "{arguments:?}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Error message of a command that must be refused.
-fn refused(folder: &Path, arguments: &[&str]) -> String {
-    let output = run(folder, arguments);
+fn refused(dir: &Path, arguments: &[&str]) -> String {
+    let output = run(dir, arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -35,25 +35,25 @@ fn recorded() -> Arc<TempDir> {
     static MADE: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     made.upgrade().unwrap_or_else(|| {
-        let folder = Arc::new(record());
-        *made = Arc::downgrade(&folder);
-        folder
+        let dir = Arc::new(record());
+        *made = Arc::downgrade(&dir);
+        dir
     })
 }
 
 fn record() -> TempDir {
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
     let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
     target.go();
     let pid = target.pid().to_string();
     let options = ["--pid", &pid, "-i", "4096", "-d", "4s", "--every", "1s", "-q", "-o", "x.json"];
-    let output = run(folder.path(), &options);
+    let output = run(dir.path(), &options);
     assert!(output.status.success(), "{output:?}");
-    folder
+    dir
 }
 
-fn snapshots(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).expect("our folder").flatten();
+fn snapshots(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).expect("our directory").flatten();
     let mut names: Vec<String> = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.retain(|name| name.starts_with("x.") && name.ends_with(".json"));
     names.sort();
@@ -71,39 +71,39 @@ fn size(path: &Path) -> (u32, u32) {
 #[test]
 fn recordings_are_drawn() {
     let Some(_turn) = turn("recordings_are_drawn") else { return };
-    let folder = recorded();
-    let folder = folder.path();
-    let files = snapshots(folder);
+    let dir = recorded();
+    let dir = dir.path();
+    let files = snapshots(dir);
     assert!(files.len() >= 3, "{files:?}");
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     for (plot, of) in [("timeline", &files[..]), ("overhead", &files[..]), ("survival", &["x.json"][..])] {
         let (svg, png) = (format!("{plot}.svg"), format!("{plot}.png"));
         let mut arguments = vec!["report", "--plot", plot, "-o", &svg, "-o", &png];
         arguments.extend(of);
-        assert_eq!(said(folder, &arguments), "");
-        let text = std::fs::read_to_string(folder.join(&svg)).expect("written");
+        assert_eq!(said(dir, &arguments), "");
+        let text = std::fs::read_to_string(dir.join(&svg)).expect("written");
         assert!(
             text.starts_with("<svg") && text.contains("growing (") && text.trim_end().ends_with("</svg>"),
             "{text}"
         );
         assert!(text.contains("one sample per 4.00 KiB"), "{text}");
-        let (width, height) = size(&folder.join(&png));
+        let (width, height) = size(&dir.join(&png));
         assert!(width == 1800 && height > 1000, "{width} × {height}");
         assert!(plot == "overhead" || text.contains("site_0"), "{text}");
     }
     let costs = ["--probe-ns", "1000", "--inline-ns", "2", "--sample-ns", "2000"];
-    said(folder, &[&["plan", "x.json", "--plot", "plan.png"][..], &costs].concat());
-    assert_eq!(size(&folder.join("plan.png")).0, 1800);
-    let shown = said(folder, &["report", "x.json", "--plot", "survival", "--format", "svg"]);
+    said(dir, &[&["plan", "x.json", "--plot", "plan.png"][..], &costs].concat());
+    assert_eq!(size(&dir.join("plan.png")).0, 1800);
+    let shown = said(dir, &["report", "x.json", "--plot", "survival", "--format", "svg"]);
     assert!(shown.starts_with("<svg"), "{shown}");
     // These are refused before anything is read, or with the reason.
-    let one = run(folder, &["report", "x.json", "--plot", "timeline", "-o", "y.svg"]);
+    let one = run(dir, &["report", "x.json", "--plot", "timeline", "-o", "y.svg"]);
     assert!(String::from_utf8_lossy(&one.stderr).contains("--every TIME"), "{one:?}");
-    assert!(refused(folder, &["report", "x.json", "--plot", "survival"]).contains("-o x.svg"));
-    assert!(refused(folder, &["report", "x.json", "--plot", "survival", "-o", "y.gif"]).contains(".svg or .png"));
-    assert!(refused(folder, &["report", "x.json", "x.json"]).contains("heapbpf merge"));
-    assert!(run(folder, &["report", "x.json", "--plot", "survival", "-o", "survival.svg"]).status.code() != Some(0));
-    assert!(!folder.join("y.svg").exists());
+    assert!(refused(dir, &["report", "x.json", "--plot", "survival"]).contains("-o x.svg"));
+    assert!(refused(dir, &["report", "x.json", "--plot", "survival", "-o", "y.gif"]).contains(".svg or .png"));
+    assert!(refused(dir, &["report", "x.json", "x.json"]).contains("heapbpf merge"));
+    assert!(run(dir, &["report", "x.json", "--plot", "survival", "-o", "survival.svg"]).status.code() != Some(0));
+    assert!(!dir.join("y.svg").exists());
 }
 
 /// Each view in each format is written, or refused with a sentence that names what works. The refusals do not complain
@@ -111,8 +111,8 @@ fn recordings_are_drawn() {
 #[test]
 fn views_are_written_or_refused_before_reading() {
     let Some(_turn) = turn("views_are_written_or_refused_before_reading") else { return };
-    let folder = recorded();
-    let folder = folder.path();
+    let dir = recorded();
+    let dir = dir.path();
     let views: [&[&str]; 9] = [
         &["--by", "function"],
         &["--by", "module"],
@@ -132,14 +132,14 @@ fn views_are_written_or_refused_before_reading() {
             let works = matches!(format, "csv" | "json") || (is_tree && matches!(format, "svg" | "folded"));
             if !works {
                 arguments[1] = "missing.json";
-                let why = refused(folder, &arguments);
+                let why = refused(dir, &arguments);
                 assert!(
                     why.contains(view[0]) && why.contains("csv") && !why.contains("missing.json"),
                     "{arguments:?}: {why}"
                 );
                 continue;
             }
-            let text = said(folder, &arguments);
+            let text = said(dir, &arguments);
             match format {
                 "json" => {
                     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -155,13 +155,13 @@ fn views_are_written_or_refused_before_reading() {
     }
     // Filters apply to plots and written data, too.
     for format in ["svg", "csv", "folded"] {
-        let text = said(folder, &["report", "x.json", "--format", format, "--focus", "^site_00$", "--hide", "^main$"]);
+        let text = said(dir, &["report", "x.json", "--format", format, "--focus", "^site_00$", "--hide", "^main$"]);
         assert!(text.contains("site_00") && !text.contains("site_01"), "{format}: {text}");
     }
-    let callers = said(folder, &["report", "x.json", "--format", "folded", "--callers", "^site_00$"]);
+    let callers = said(dir, &["report", "x.json", "--format", "folded", "--callers", "^site_00$"]);
     assert!(callers.lines().all(|line| line.starts_with("site_00;")), "{callers}");
     // The summary comes first.
-    let text = said(folder, &["report", "x.json"]);
+    let text = said(dir, &["report", "x.json"]);
     let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
     assert!(head.len() <= 10 && text.lines().count() <= 25 && text.contains("\nBy function · "), "{text}");
     for title in ["in use", "allocated", "resident", "growing", "missed", "next"] {
@@ -175,8 +175,8 @@ fn views_are_written_or_refused_before_reading() {
 fn slow_work_has_a_line_of_progress_on_a_terminal_alone() {
     let case = "slow_work_has_a_line_of_progress_on_a_terminal_alone";
     let Some(_turn) = turn(case) else { return };
-    let folder = recorded();
-    let (profile, fifo) = (folder.path().join("x.json"), folder.path().join("slow"));
+    let dir = recorded();
+    let (profile, fifo) = (dir.path().join("x.json"), dir.path().join("slow"));
     let feed = |seconds: u32| {
         format!("mkfifo {0} 2> /dev/null; (sleep {seconds}; cat {1} > {0}) &", fifo.display(), profile.display())
     };
@@ -187,6 +187,6 @@ fn slow_work_has_a_line_of_progress_on_a_terminal_alone() {
     assert!(!screen.contains("reading /") && screen.contains("growing ("), "{screen}");
     // The same, with standard error in a file.
     let script = format!("{} {} report {} 2> err > out; cat err", feed(2), heapbpf().display(), fifo.display());
-    let output = Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().expect("a shell");
+    let output = Command::new("sh").args(["-c", &script]).current_dir(dir.path()).output().expect("a shell");
     assert!(output.stdout.is_empty(), "{output:?}");
 }

@@ -37,9 +37,9 @@ fn has(profile: &Profile, pid: u32) -> bool {
 fn a_name_chooses_processes_present_and_future() {
     let case = "a_name_chooses_processes_present_and_future";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let chosen = copy_of(&program("pairs"), folder.path(), "chosen-one");
-    let other = copy_of(&program("pairs"), folder.path(), "other-one");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let chosen = copy_of(&program("pairs"), dir.path(), "chosen-one");
+    let other = copy_of(&program("pairs"), dir.path(), "other-one");
     held::most_are_whole(case, || {
         let mut present = Target::start(&chosen, ["500"]);
         let mut ignored = Target::start(&other, ["500"]);
@@ -127,8 +127,8 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
 fn a_short_life_with_a_libc_never_seen_before() {
     let case = "a_short_life_with_a_libc_never_seen_before";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let brief = copy_of(&program_with("brief", "brief-static", &["-static"]), folder.path(), "brief-life");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let brief = copy_of(&program_with("brief", "brief-static", &["-static"]), dir.path(), "brief-life");
     let mut recording = Recorder::new().option("--comm", "brief-life").option("--hook", "probe").interval(1).start();
     let run = || {
         let output = Command::new(&brief).arg("1000").env("FREE_RUNNING", "1").output().expect("our own program");
@@ -166,8 +166,8 @@ fn a_container_with_its_own_libc() {
     let (Some(unshare), Some(chroot)) = (tool("unshare"), Some("/usr/sbin/chroot")) else {
         return skipped(case, "no unshare (Debian: util-linux)");
     };
-    let root = tempfile::tempdir().expect("a temporary folder");
-    std::fs::create_dir(root.path().join("lib")).expect("our own folder");
+    let root = tempfile::tempdir().expect("a temporary directory");
+    std::fs::create_dir(root.path().join("lib")).expect("our own directory");
     copy_file(loader, root.path().join("lib/ld-musl-x86_64.so.1"));
     copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
     let mut command = Command::new(unshare);
@@ -186,11 +186,11 @@ fn a_container_with_its_own_libc() {
 #[test]
 fn a_program_replaced_on_disk_while_it_runs() {
     let Some(_turn) = turn("a_program_replaced_on_disk_while_it_runs") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = copy_of(&program_with("mix", "mix-static", &["-static"]), folder.path(), "service");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = copy_of(&program_with("mix", "mix-static", &["-static"]), dir.path(), "service");
     let mut old = Target::start(&path, ["20000"]);
-    let fresh = copy_of(&program_with("pairs", "pairs-static", &["-static"]), folder.path(), "fresh");
-    std::fs::rename(&fresh, &path).expect("our own folder");
+    let fresh = copy_of(&program_with("pairs", "pairs-static", &["-static"]), dir.path(), "fresh");
+    std::fs::rename(&fresh, &path).expect("our own directory");
     let mut new = Target::start(&path, ["500"]);
     let recording = Recorder::of(old.pid(), 1).pid(new.pid()).start();
     let truths = [old.run(), new.run()];
@@ -306,8 +306,8 @@ fn doctor_says_what_would_be_missed() {
 #[test]
 fn doctor_looks_at_a_command_without_starting_it() {
     let Some(_turn) = turn("doctor_looks_at_a_command_without_starting_it") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let witness = folder.path().join("ran").display().to_string();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let witness = dir.path().join("ran").display().to_string();
     let (_, found) = doctor(&["--", "touch", &witness]);
     assert!(found["processes"][0]["allocators"][0].as_str().is_some_and(|name| name.starts_with("glibc")), "{found}");
     assert!(!Path::new(&witness).exists());
@@ -344,8 +344,8 @@ fn base_name(path: &str) -> &str {
 }
 
 /// Writes the profile with `heapbpf report -o`, grouped by default and compressed, and reads it back.
-fn written_as(profile: &Path, folder: &Path, name: &str) -> Value {
-    let (file, plain) = (folder.join(name), folder.join("plain.json"));
+fn written_as(profile: &Path, dir: &Path, name: &str) -> Value {
+    let (file, plain) = (dir.join(name), dir.join("plain.json"));
     for (from, to) in [(profile, &file), (file.as_path(), &plain)] {
         let mut report = Command::new(heapbpf());
         let done = report.arg("report").arg(from).arg("-o").arg(to).output().expect("the binary under test runs");
@@ -364,9 +364,9 @@ fn stacks_are_grouped_as_requested() {
     let recording = recorder.start();
     let truths = targets.each_mut().map(|(name, target)| (*name, target.pid(), target.run().allocs()));
     let outcome = recording.stop();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let sums = |group: &str| {
-        let file = folder.path().join(format!("{group}.folded"));
+        let file = dir.path().join(format!("{group}.folded"));
         let mut report = Command::new(heapbpf());
         report.arg("report").arg(outcome.file("profile.json")).args(["--value", "alloc_objects", "--group-by", group]);
         assert!(report.arg("-o").arg(&file).output().expect("the binary under test runs").status.success());
@@ -390,7 +390,7 @@ fn stacks_are_grouped_as_requested() {
             name => format!("{name} ({pid})"),
         })
     );
-    let grouped = written_as(&outcome.file("profile.json"), folder.path(), "by_program.json.gz");
+    let grouped = written_as(&outcome.file("profile.json"), dir.path(), "by_program.json.gz");
     let listed = |key: &str| grouped[key].as_array().expect("a list").clone();
     let pids: BTreeSet<u64> = listed("processes").iter().filter_map(|process| process["pid"].as_u64()).collect();
     assert_eq!(pids, truths.iter().map(|(_, pid, _)| u64::from(*pid)).collect(), "every process is listed");

@@ -226,8 +226,8 @@ fn receivers_that_were_away_get_everything_in_order() {
 }
 
 /// Total size of all files below a directory, in bytes.
-fn size(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn size(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     // A file may be deleted after it is listed.
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(about) if about.is_dir() => size(&entry.path()),
@@ -243,20 +243,20 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     const MOST: u64 = 16 << 10;
     let place = Reserved::new();
     let url = [format!("http://{}/profiles?from=test", place.address())];
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let spool = folder.path().join("spool").display().to_string();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let spool = dir.path().join("spool").display().to_string();
     let options = [("--spool", spool.as_str()), ("--spool-bytes", "16KiB")];
     let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
     let (first, metrics) = recording(&target, &url, "100ms", &options);
     target.go();
-    until("the oldest make room", || {
-        let size = size(folder.path());
+    until("the oldest are dropped", || {
+        let size = size(dir.path());
         assert!(size <= MOST, "{size}");
         pushed(&metrics(), "dropped_total")[0] >= 10.0
     });
     let outcome = first.stop();
     assert!(outcome.stderr.contains("they wait in the spool"), "{}", outcome.stderr);
-    let kept = size(folder.path());
+    let kept = size(dir.path());
     assert!(kept <= MOST && kept > MOST / 2, "{kept}");
 
     // The next recording delivers the waiting profiles before its own.
@@ -271,7 +271,7 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     // A profile that was being sent while others were dropped to make space still arrives, without the ones after it.
     let gaps = parts.windows(2).skip(1).filter(|pair| pair[0].end_ns != pair[1].begin_ns).count();
     assert_eq!(gaps, 1, "between the two recordings: {parts:?}");
-    assert_eq!(size(folder.path()), 0);
+    assert_eq!(size(dir.path()), 0);
 }
 
 #[test]

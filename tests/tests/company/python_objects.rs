@@ -8,7 +8,7 @@ use std::process::Command;
 
 use heapbpf_tests::checks;
 use heapbpf_tests::doctor::doctor;
-use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, tool, turn};
 use heapbpf_tests::inline::{is_hooked, mapped};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::python_stacks;
@@ -19,7 +19,7 @@ use heapbpf_tests::target::{Target, until};
 type Lines = BTreeMap<u32, [u64; 2]>;
 
 fn script() -> PathBuf {
-    programs_folder().join("python_objects.py")
+    programs_dir().join("python_objects.py")
 }
 
 /// The interpreters on this machine from 3.8 on, from the distribution and from pyenv.
@@ -37,8 +37,8 @@ fn interpreters() -> Vec<PathBuf> {
 
 /// Counts of tracemalloc.
 fn counted_by_tracemalloc(python: &Path, parts: &[&str], variables: &[(&str, &str)]) -> Lines {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let truth = folder.path().join("truth");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let truth = dir.path().join("truth");
     let mut command = command(python, variables);
     let mut target = Target::start_command(command.arg("--truth").arg(&truth).args(parts));
     target.go();

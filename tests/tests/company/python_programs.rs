@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use heapbpf_tests::environment::{programs_folder, skipped, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, turn};
 use heapbpf_tests::output::Stack;
 use heapbpf_tests::python_stacks::{Named, has, is_python, truth_of};
 use heapbpf_tests::recorder::Recorder;
@@ -37,7 +37,7 @@ struct Gunicorn {
 impl Gunicorn {
     fn start(python: &PathBuf) -> Self {
         let mut command = Command::new(python);
-        command.args(["-m", "gunicorn", "--workers", "1", "--bind", "127.0.0.1:0", "--chdir"]).arg(programs_folder());
+        command.args(["-m", "gunicorn", "--workers", "1", "--bind", "127.0.0.1:0", "--chdir"]).arg(programs_dir());
         command.arg("python_gunicorn:application").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         let mut master = command.spawn().expect("python runs");
@@ -128,9 +128,9 @@ fn greenlets_have_true_python_frames_or_none() {
     let case = "greenlets_have_true_python_frames_or_none";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = python_with("greenlet") else { return skipped(case, "there is no Python with greenlet") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let truth = folder.path().join("truth");
-    let script = programs_folder().join("python_greenlets.py");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let truth = dir.path().join("truth");
+    let script = programs_dir().join("python_greenlets.py");
     let mut target = Target::start_command(Command::new(&python).arg(script).arg(&truth));
     let recording = Recorder::of(target.pid(), 1).start();
     target.go();

@@ -23,7 +23,7 @@ const ARENA: &str = "libarena.so:arena_take(size=arg1)->ret,arena_take_zeroed(si
 fn shared(name: &str) -> Option<PathBuf> {
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
         .iter()
-        .map(|folder| Path::new(folder).join(name))
+        .map(|dir| Path::new(dir).join(name))
         .find(|path| path.exists())
 }
 
@@ -217,9 +217,9 @@ fn a_preloaded_wrapper_counts_once() {
 
 fn nested() -> PathBuf {
     let arena = library("arena", "libarena.so", &[]);
-    let folder = arena.parent().expect("has a folder").display().to_string();
+    let dir = arena.parent().expect("has a directory").display().to_string();
     let arena = arena.display().to_string();
-    program_with("nested", "nested", &[&arena, &format!("-Wl,-rpath,{folder}")])
+    program_with("nested", "nested", &[&arena, &format!("-Wl,-rpath,{dir}")])
 }
 
 /// An arena that gets its chunks from malloc in another file, through an exported function and a pointer.
@@ -296,7 +296,7 @@ fn exceptions_out_of_a_custom_allocator() {
 fn specifications_that_cannot_be_right() {
     let Some(_turn) = turn("specifications_that_cannot_be_right") else { return };
     let target = Target::start(&nested(), ["plain", "1"]);
-    let arena = nested().parent().map(|_| library("arena", "libarena.so", &[])).expect("has a folder");
+    let arena = nested().parent().map(|_| library("arena", "libarena.so", &[])).expect("has a directory");
     let by_path = format!("{}:arena_tak(size=arg1)->ret", arena.display());
     for (specification, words) in [
         ("libarena.so:arena_take(size=arg1", &["expected"][..]),
@@ -369,13 +369,13 @@ fn a_command_with_a_preloaded_allocator() {
 #[test]
 fn a_crowd_of_mappings_hides_no_allocator() {
     let Some(_turn) = turn("a_crowd_of_mappings_hides_no_allocator") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     for (kind, told) in [
         ("code", "mappings of code made at run time"),
         ("pieces", "executable mappings of files"),
         ("files", "executable mappings of files (/"),
     ] {
-        let crowded = [OsStr::new(kind), "9000".as_ref(), "1000".as_ref(), folder.path().as_ref()];
+        let crowded = [OsStr::new(kind), "9000".as_ref(), "1000".as_ref(), dir.path().as_ref()];
         let mut target = Target::start(&program("crowded"), crowded);
         let recording = Recorder::of(target.pid(), 1).start();
         let (pid, truth) = (target.pid(), target.run());

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::counting::Counting;
-use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::environment::{fixtures_dir, programs_dir, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
@@ -41,7 +41,7 @@ fn python_in_a_json_loop() {
     let Some(python) = tool_or_install("python3", "python3") else { return skipped(case, "no /usr/bin/python3") };
     let counting = Counting::new();
     let mut command = Command::new(python);
-    command.arg(programs_folder().join("json_loop.py")).arg("600").envs(counting.variables());
+    command.arg(programs_dir().join("json_loop.py")).arg("600").envs(counting.variables());
     let mut target = Target::start_command(&mut command);
     let recording = Recorder::of(target.pid(), 16 << 10).start();
     let before = counting.now();
@@ -67,7 +67,7 @@ fn sqlite_filling_a_table() {
     if tool_or_install("sqlite3", "sqlite3").is_none() {
         return skipped(case, "no sqlite3");
     }
-    let script = fixtures_folder().join("fill.sql");
+    let script = fixtures_dir().join("fill.sql");
     held::most_are_whole(case, || {
         let counting = Counting::new();
         let mut words: Vec<OsString> =
@@ -107,12 +107,12 @@ fn gcc_compiling_a_file() {
     let case = "gcc_compiling_a_file";
     let Some(_turn) = turn(case) else { return };
     let Some(gcc) = tool("gcc") else { return skipped(case, "no gcc (Debian: gcc)") };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (source, object) = (folder.path().join("big.c"), folder.path().join("big.o"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (source, object) = (dir.path().join("big.c"), dir.path().join("big.o"));
     let functions = (0..400).map(|i| {
         format!("int f{i}(int *a, int n) {{ int s = {i}; for (int k = 0; k < n; k++) s += a[k] * {i} + (a[n - k] ^ s); return s; }}\n")
     });
-    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
+    std::fs::write(&source, functions.collect::<String>()).expect("our own directory");
     let arguments: [&std::ffi::OsStr; 5] =
         ["-O1".as_ref(), "-c".as_ref(), source.as_ref(), "-o".as_ref(), object.as_ref()];
     let outcome = Recorder::new().interval(64 << 10).command(&gcc, arguments).start().finish();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, programs_folder, turn};
+use heapbpf_tests::environment::{heapbpf, programs_dir, turn};
 use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
@@ -48,12 +48,12 @@ fn a_profile_is_shown_by_function_by_module_and_as_trees() {
     let place = |name: &str| callers.rfind(name).unwrap_or_else(|| panic!("{name}: {callers}"));
     assert!(place("site_00") < place("main"), "callers come below: {callers}");
     // Source lines: the loop of `main` calls what allocates everything.
-    let folder = programs_folder();
-    let listing = report(&path, &["--value", "alloc_space", "--source", folder.to_str().expect("a plain path")]);
+    let dir = programs_dir();
+    let listing = report(&path, &["--value", "alloc_space", "--source", dir.to_str().expect("a plain path")]);
     let line = listing.lines().find(|line| line.contains("  for (uint64_t k = 0;")).expect("it is shown");
     assert!(line.contains("  1.56 KiB "), "20 times 32 and 20 times 48 bytes: {line}");
     assert!(listing.contains("· inlines.cc"), "where it was found: {listing}");
     let elsewhere = path.parent().and_then(Path::to_str).expect("a plain path");
     let elsewhere = report(&path, &["--value", "alloc_space", "--source", elsewhere]);
-    assert!(elsewhere.contains("no such file in the folder"), "{elsewhere}");
+    assert!(elsewhere.contains("no such file in the directory"), "{elsewhere}");
 }

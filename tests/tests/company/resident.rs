@@ -88,8 +88,8 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let metrics = get(address, "/metrics").text();
     let series = |pid: u32| format!("heapbpf_process_swapped_bytes{{pid=\"{pid}\"");
     assert!(idle.iter().all(|child| metrics.contains(&series(child.id()))), "{metrics}");
-    let file = recording.folder().join("host.json.gz");
-    std::fs::write(&file, json).expect("our own folder");
+    let file = recording.dir().join("host.json.gz");
+    std::fs::write(&file, json).expect("our own directory");
     let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
     recording.stop();

@@ -26,7 +26,7 @@ fn read(answer: &Answer) -> Option<pprof::Raw> {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.headers["content-type"], "application/octet-stream");
     let mut file = tempfile::Builder::new().suffix(".pb.gz").tempfile().expect("a temporary file");
-    file.write_all(&answer.body).expect("room");
+    file.write_all(&answer.body).expect("there is space");
     pprof::raw(file.path())
 }
 
@@ -133,7 +133,7 @@ fn go_tool_pprof_scrapes_a_difference() {
     let (recording, address) = Recorder::of(target.pid(), 1000).serve();
     target.go();
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
-    let home = tempfile::tempdir().expect("a temporary folder");
+    let home = tempfile::tempdir().expect("a temporary directory");
     let pprof = |arguments: &[&str], query: &str| {
         let url = format!("http://{address}/debug/pprof/heap{query}");
         let mut command = Command::new(&go);
@@ -233,10 +233,10 @@ fn prometheus_scrapes_the_metrics() {
     let mut target = Target::start(&program("growing"), ["20000"]);
     let (recording, address) = Recorder::of(target.pid(), 1).serve();
     target.run();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     if let Some(promtool) = tool("promtool") {
-        let text = folder.path().join("metrics.txt");
-        fs::write(&text, get(address, "/metrics").body).expect("room");
+        let text = dir.path().join("metrics.txt");
+        fs::write(&text, get(address, "/metrics").body).expect("there is space");
         let input = fs::File::open(&text).expect("just written");
         let checked = Command::new(&promtool).args(["check", "metrics"]).stdin(input).output().expect("it runs");
         assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
@@ -244,16 +244,16 @@ fn prometheus_scrapes_the_metrics() {
         let tested = Command::new(&promtool).args(["test", "rules", "alerts_test.yml"]).current_dir(rules).output();
         assert!(tested.as_ref().is_ok_and(|tested| tested.status.success()), "{tested:?}");
     }
-    let config = folder.path().join("prometheus.yml");
+    let config = dir.path().join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: heapbpf\n  static_configs:\n  - targets: ['{address}']\n"
     );
-    fs::write(&config, text).expect("room");
+    fs::write(&config, text).expect("there is space");
     // A port that was free a moment ago.
     let own = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
     let mut child = Command::new(prometheus)
         .arg(format!("--config.file={}", config.display()))
-        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+        .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
         .arg(format!("--web.listen-address={own}"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -316,9 +316,9 @@ impl Drop for Killed {
     }
 }
 
-fn token_file(folder: &Path, mode: u32, text: &str) -> String {
-    let path = folder.join("tokens");
-    fs::write(&path, text).expect("room");
+fn token_file(dir: &Path, mode: u32, text: &str) -> String {
+    let path = dir.join("tokens");
+    fs::write(&path, text).expect("there is space");
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
     path.display().to_string()
 }
@@ -327,9 +327,9 @@ fn token_file(folder: &Path, mode: u32, text: &str) -> String {
 fn tokens_see_what_they_may() {
     let Some(_turn) = turn("tokens_see_what_they_may") else { return };
     let (mut one, mut two) = (Target::start(&program("pairs"), ["1000"]), Target::start(&program("mix"), ["1000"]));
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let text = format!("all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=mi*\n", one.pid());
-    let tokens = token_file(folder.path(), 0o600, &text);
+    let tokens = token_file(dir.path(), 0o600, &text);
     let recorder = Recorder::of(one.pid(), 1).pid(two.pid()).option("--token-file", &tokens);
     let (recording, address) = recorder.serve();
     one.run();
@@ -416,7 +416,7 @@ fn addresses_and_tokens_are_judged_before_anything_is_attached() {
     let target = Target::start(&program("pairs"), ["1000"]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken_address = taken.local_addr().expect("bound").to_string();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let refused = |options: &[(&str, &str)]| {
         let recorder = Recorder::of(target.pid(), 4096).without_outputs();
         options.iter().fold(recorder, |recorder, (option, value)| recorder.option(option, value)).refused()
@@ -425,7 +425,7 @@ fn addresses_and_tokens_are_judged_before_anything_is_attached() {
     refused(&[("--listen", "0.0.0.0:0")]).check(1, &["--token-file"]);
     refused(&[("--listen", "nonsense")]).check(2, &["127.0.0.1:6060"]);
     refused(&[("--token-file", "/nowhere")]).check(2, &["--listen"]);
-    let public = token_file(folder.path(), 0o644, "aaaaaaaaaaaaaaaaaaaa\n");
+    let public = token_file(dir.path(), 0o644, "aaaaaaaaaaaaaaaaaaaa\n");
     refused(&[("--listen", "0.0.0.0:0"), ("--token-file", &public)]).check(1, &["chmod 600"]);
     refused(&[("--listen", "127.0.0.1:0"), ("--token-file", "/no/such/file")]).check(1, &["cannot read"]);
 }
@@ -435,8 +435,8 @@ fn allocations_never_fall_as_processes_end() {
     const CALLS: u64 = 2000;
     let Some(_turn) = turn("allocations_never_fall_as_processes_end") else { return };
     // A name that no other test's program has.
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let program = copy_of(&program("pairs"), folder.path(), "pairs-served");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let program = copy_of(&program("pairs"), dir.path(), "pairs-served");
     let (recording, address) = Recorder::new().without_outputs().option("--comm", "pairs-served").interval(1).serve();
     let counted = || pprof::sums(&get(address, "/debug/pprof/heap?comm=pairs-served").body)[ALLOC_OBJECTS];
     let mut last = (0, 0.0);

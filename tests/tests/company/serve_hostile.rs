@@ -87,8 +87,8 @@ fn two_moments(refresh: impl Fn() -> Answer) -> String {
 }
 
 /// Starts a copy of a program under another name.
-fn named(folder: &Path, name: &str) -> Target {
-    let path = folder.join(name);
+fn named(dir: &Path, name: &str) -> Target {
+    let path = dir.join(name);
     let copied = Command::new("cp").arg(program("growing")).arg(&path).status().expect("cp runs");
     assert!(copied.success());
     Target::start(&path, ["100000000", "2000"])
@@ -105,14 +105,14 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
     served.sort_unstable();
     assert_eq!(served, listed, "every endpoint is in the table");
 
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (mut one, mut two) = (named(folder.path(), NAMES[0]), named(folder.path(), NAMES[1]));
-    let tokens = folder.path().join("tokens");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (mut one, mut two) = (named(dir.path(), NAMES[0]), named(dir.path(), NAMES[1]));
+    let tokens = dir.path().join("tokens");
     let scopes = format!(
         "all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=other*\nnone-ddddddddddddddd comm=x pid=1\n",
         one.pid()
     );
-    fs::write(&tokens, scopes).expect("room");
+    fs::write(&tokens, scopes).expect("there is space");
     fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("our own file");
     let recorder = Recorder::of(one.pid(), 1000).pid(two.pid()).without_outputs();
     let (recording, address) = recorder.option("--token-file", &tokens.display().to_string()).serve();
@@ -294,8 +294,8 @@ fn tls_answers_who_trusts_its_certificate() {
     let (Some(openssl), Some(curl)) = (tool_or_install("openssl", "openssl"), tool_or_install("curl", "curl")) else {
         return skipped(case, "there is no openssl or no curl");
     };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let [one, two] = ["one", "two"].map(|name| self_signed(&openssl, folder.path(), name));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let [one, two] = ["one", "two"].map(|name| self_signed(&openssl, dir.path(), name));
     let [certificate_file, key, other] =
         [one.certificate, one.key, two.certificate].map(|path| path.display().to_string());
     let target = Target::start(&program("pairs"), ["1000"]);

@@ -27,8 +27,8 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
     let Some(_turn) = turn("the_functions_of_a_process_that_is_gone_are_named") else { return };
     const INTERVAL: u64 = 4 << 10;
     held::most_are_whole("a program that is gone", || {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let copy = folder.path().join("gone");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let copy = dir.path().join("gone");
         copy_file(program("mix"), &copy);
         // Without a filter, all other processes on the host would be symbolized as well.
         let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
@@ -136,8 +136,8 @@ fn snapshots_are_whole_and_only_grow() {
     let Some(_turn) = turn("snapshots_are_whole_and_only_grow") else { return };
     let mut target = Target::start(&program("healing"), ["2000", "1500", "3000"]);
     let recording = Recorder::of(target.pid(), 1).option("--every", "300ms").start();
-    let folder = recording.folder();
-    let exists = |name: &str| folder.join(name).exists();
+    let dir = recording.dir();
+    let exists = |name: &str| dir.join(name).exists();
     target.go();
     target.step();
     until("a first snapshot", || exists("profile.0001.json") && exists("profile.0001.pb.gz"));
@@ -259,8 +259,8 @@ fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
     }
     // A process that allocates nothing still matches.
     let recording = Recorder::new().option("--comm", "matches-once").start();
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let copy = folder.path().join("matches-once");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let copy = dir.path().join("matches-once");
     copy_file("/bin/true", &copy);
     assert!(Command::new(&copy).status().expect("our own copy").success());
     recording.stop();

@@ -11,9 +11,9 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
 /// The snapshots in a directory, with their numbers.
-fn snapshots(folder: &Path) -> Vec<(u32, PathBuf)> {
-    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(folder)
-        .expect("the recording's folder")
+fn snapshots(dir: &Path) -> Vec<(u32, PathBuf)> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(dir)
+        .expect("the recording's directory")
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -38,10 +38,10 @@ fn a_signal_asks_for_a_snapshot_and_the_last_ones_stay() {
     target.run();
     for number in 1..=4 {
         recording.signal(libc::SIGUSR1);
-        until("the snapshot", || snapshots(&recording.folder()).last().is_some_and(|(last, _)| *last == number));
+        until("the snapshot", || snapshots(&recording.dir()).last().is_some_and(|(last, _)| *last == number));
     }
-    until("old ones are gone", || snapshots(&recording.folder()).len() == 2);
-    let left = snapshots(&recording.folder());
+    until("old ones are gone", || snapshots(&recording.dir()).len() == 2);
+    let left = snapshots(&recording.dir());
     assert_eq!(left.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [3, 4]);
     let kept = inuse(&left[1].1);
     assert!((2_000_000.0..2_100_000.0).contains(&kept), "{kept}");
@@ -54,8 +54,8 @@ fn passing_a_size_writes_one_snapshot() {
     let mut target = Target::start(&program("growing"), ["40000", "20000"]);
     let recording = Recorder::of(target.pid(), 100).option("--snapshot", "1MB").start();
     target.run();
-    until("a snapshot", || !snapshots(&recording.folder()).is_empty());
-    let written = snapshots(&recording.folder());
+    until("a snapshot", || !snapshots(&recording.dir()).is_empty());
+    let written = snapshots(&recording.dir());
     assert_eq!(written.len(), 1, "{written:?}");
     // One in ten blocks of 1,000 bytes is kept, and with R = 100 nearly all of them are sampled. heapbpf checks every
     // 10 ms, or later if it does not get to run.
@@ -111,7 +111,7 @@ fn the_last_profile_before_a_kill_is_on_disk() {
     // The kernel killed it; it did not exit by itself.
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(target.end().signal(), Some(libc::SIGKILL));
-    let written = snapshots(outcome.file("profile.json").parent().expect("a folder"));
+    let written = snapshots(outcome.file("profile.json").parent().expect("a directory"));
     let last = written.last().unwrap_or_else(|| panic!("no snapshot; heapbpf said:\n{}", outcome.stderr));
     let kept = inuse(&last.1);
     println!("{} snapshots; the last one has {kept} of {LIMIT} bytes in use", written.len());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{fixtures_dir, programs_dir, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -196,7 +196,7 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
         target.go();
         target.step();
         // The snapshot is written only after the truncated stacks before it have been processed.
-        let snapshot = recording.folder().join(format!("profile.{:04}.json", step + 1));
+        let snapshot = recording.dir().join(format!("profile.{:04}.json", step + 1));
         recording.signal(libc::SIGUSR1);
         until("a snapshot", || snapshot.exists());
     }
@@ -205,15 +205,15 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
     for (site, path) in [
-        ("site_00", &["site_00", "allocate", "below_unused_room", "main"][..]),
-        ("site_01", &["site_01", "allocate", "below_unused_room", "thread_main"]),
-        ("site_03", &["site_03", "allocate", "below_used_room", "made_by_hand"]),
+        ("site_00", &["site_00", "allocate", "below_unused_space", "main"][..]),
+        ("site_01", &["site_01", "allocate", "below_unused_space", "thread_main"]),
+        ("site_03", &["site_03", "allocate", "below_used_space", "made_by_hand"]),
     ] {
         let (good, all) = right(&profile, site, path);
         assert_eq!((good, all), (100, 100), "{site}");
     }
     // Copies grow only after two that were too short. How many more were taken by then depends on the machine.
-    let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
+    let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_space", "made_by_hand"]);
     let cut = profile.stacks.iter().filter(|stack| stack.has("site_02") && !stack.complete).map(|stack| stack.samples);
     assert_eq!((all, good + cut.sum::<u64>()), (200, 200), "all are counted, and what is not whole is cut");
 }
@@ -234,20 +234,20 @@ const GDB: [&str; 7] =
 /// JavaScript that is compiled at run time.
 const NODE: &str = "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }";
 
-/// Programs whose stacks are checked. Their input files are created in `folder`.
-fn real_programs(folder: &Path) -> Vec<Real> {
-    let numbers = folder.join("numbers");
+/// Programs whose stacks are checked. Their input files are created in `dir`.
+fn real_programs(dir: &Path) -> Vec<Real> {
+    let numbers = dir.join("numbers");
     let text: String = (0..200_000u64).map(|n| format!("{}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
-    std::fs::write(&numbers, text).expect("our own folder");
+    std::fs::write(&numbers, text).expect("our own directory");
     let numbers = numbers.to_str().expect("our own path").to_owned();
-    let source = folder.join("big.c");
+    let source = dir.join("big.c");
     let functions =
         (0..200).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
-    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
-    let object = folder.join("big.o").to_str().expect("our own path").to_owned();
+    std::fs::write(&source, functions.collect::<String>()).expect("our own directory");
+    let object = dir.join("big.o").to_str().expect("our own path").to_owned();
     let text = |s: &str| s.to_owned();
-    let fill = format!(".read {}", fixtures_folder().join("fill.sql").display());
-    let script = programs_folder().join("json_loop.py").display().to_string();
+    let fill = format!(".read {}", fixtures_dir().join("fill.sql").display());
+    let script = programs_dir().join("json_loop.py").display().to_string();
     let source = source.to_str().expect("our own path").to_owned();
     vec![
         Real {
@@ -320,8 +320,8 @@ fn stacks_of_real_programs_are_whole() {
 /// At least 99 % of the samples of each of these programs have complete stacks.
 fn are_whole(case: &str, is_wanted: impl Fn(&str) -> bool) {
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let programs = real_programs(folder.path());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let programs = real_programs(dir.path());
     let mut poor = Vec::new();
     for real in programs.iter().filter(|real| is_wanted(real.name)) {
         let Some(path) = tool(real.name) else {

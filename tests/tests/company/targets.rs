@@ -35,8 +35,8 @@ fn all_there(profile: &Profile, truths: &[(u32, Truth)]) {
 fn several_kinds_of_targets_are_added_up() {
     let case = "several_kinds_of_targets_are_added_up";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let named = copy_of(&program("pairs"), folder.path(), "of-this-name");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let named = copy_of(&program("pairs"), dir.path(), "of-this-name");
     let other = program("pairs");
     let group = Cgroup::new();
     if group.is_none() {
@@ -132,8 +132,8 @@ fn judge(profile: &Profile, follows: bool, truths: &[(u32, Truth)]) {
 #[test]
 fn children_of_processes_of_a_name_are_followed_unless_told_otherwise() {
     let Some(_turn) = turn("children_of_processes_of_a_name_are_followed_unless_told_otherwise") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let shell = copy_of(Path::new("/bin/sh"), folder.path(), "heapbpf-parent");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let shell = copy_of(Path::new("/bin/sh"), dir.path(), "heapbpf-parent");
     for (flag, follows) in [("--follow", true), ("--no-follow", false)] {
         let mut present = Family::start(&shell);
         let recording =
@@ -392,9 +392,9 @@ fn a_program_that_another_thread_executes_is_followed() {
 fn large_files_of_other_programs_are_not_examined() {
     let case = "large_files_of_other_programs_are_not_examined";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let large = |name: &str| {
-        let copy = copy_of(&program("growing"), folder.path(), name);
+        let copy = copy_of(&program("growing"), dir.path(), name);
         // Zeros after the last section change only the file's size. truncate(1) does it for the reason given at
         // `copy_file`.
         assert!(Command::new("truncate").arg("--size=16M").arg(&copy).status().is_ok_and(|status| status.success()));

@@ -87,7 +87,7 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     let screen = tmux.await_text("exit 0");
     assert!(screen.contains(" icanon") && screen.contains(" echo ") && !screen.contains("IN USE"), "{screen}");
     assert!(kernel::links_that_stay(&links).is_empty());
-    let written = tmux.folder().join(format!("heapbpf-growing-{}.json.gz", target.pid()));
+    let written = tmux.dir().join(format!("heapbpf-growing-{}.json.gz", target.pid()));
     let report = Command::new(heapbpf()).arg("report").arg(&written).output().expect("it runs");
     assert!(String::from_utf8_lossy(&report.stdout).contains("site_00"), "{report:?}");
 }
@@ -263,8 +263,8 @@ fn without_a_terminal_top_suggests_snapshots() {
 }
 
 /// Writes a token file.
-fn token_file(folder: &Path) -> String {
-    let path = folder.join("tokens");
+fn token_file(dir: &Path) -> String {
+    let path = dir.join("tokens");
     std::fs::write(&path, "0123456789abcdef\n").expect("writable");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("ours");
     path.display().to_string()
@@ -275,8 +275,8 @@ fn a_service_is_watched_and_may_go_away_for_a_while() {
     let case = "a_service_is_watched_and_may_go_away_for_a_while";
     let Some(_turn) = turn(case) else { return };
     let target = growing();
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let tokens = token_file(folder.path());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let tokens = token_file(dir.path());
     let service = || Recorder::of(target.pid(), 4096).without_outputs().service().option("--token-file", &tokens);
     let (recording, address) = service().serve();
     let command = top(&format!("http://{address} --token-file {tokens}"));
@@ -306,10 +306,9 @@ fn cost_of_the_screen() {
     let _turn = turn("cost_of_the_screen").expect("root and BPF");
     let mut target = Target::start(&program("branches"), ["5000", "1000"]);
     let pid = target.pid();
-    let command = format!("exec {} -i 1 --pid {pid} -o {{folder}}/x.json", heapbpf().display());
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let recording =
-        Tmux::run(&command.replace("{folder}", &folder.path().display().to_string()), 120, 40).expect("tmux");
+    let command = format!("exec {} -i 1 --pid {pid} -o {{dir}}/x.json", heapbpf().display());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let recording = Tmux::run(&command.replace("{dir}", &dir.path().display().to_string()), 120, 40).expect("tmux");
     recording.await_text("recording");
     target.go();
     // Wait until symbolization, which happens once, is over.
@@ -317,7 +316,7 @@ fn cost_of_the_screen() {
     println!("a recording without a screen: {:.2} % of a core", 100.0 * share(recording.shell()));
     drop(recording);
     drop(target);
-    let said = folder.path().join("said");
+    let said = dir.path().join("said");
     for (width, height) in [(120, 40), (250, 70)] {
         let mut target = Target::start(&program("branches"), ["5000", "1000"]);
         let command = format!("exec {} top -vv -i 1 --pid {} 2> {}", heapbpf().display(), target.pid(), said.display());

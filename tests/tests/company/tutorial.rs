@@ -22,13 +22,13 @@ fn root() -> PathBuf {
 /// Returns the exit status and output of each command. One shell runs them all in an empty directory, with `heapbpf`
 /// (the binary under test) and a `sudo` that only runs its command.
 fn run(commands: &[&str]) -> Vec<(String, String)> {
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let (tools, work) = (folder.path().join("tools"), folder.path().join("work"));
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    let (tools, work) = (dir.path().join("tools"), dir.path().join("work"));
     for it in [&tools, &work] {
-        fs::create_dir(it).expect("an empty folder");
+        fs::create_dir(it).expect("an empty directory");
     }
-    symlink(heapbpf(), tools.join("heapbpf")).expect("an empty folder");
-    fs::write(tools.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("an empty folder");
+    symlink(heapbpf(), tools.join("heapbpf")).expect("an empty directory");
+    fs::write(tools.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("an empty directory");
     fs::set_permissions(tools.join("sudo"), fs::Permissions::from_mode(0o755)).expect("our own file");
     let mut script = String::from("trap 'kill $(jobs -p) 2> /dev/null' EXIT\nexec 2>&1\n");
     for command in commands {

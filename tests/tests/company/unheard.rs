@@ -20,9 +20,9 @@ fn deaf() -> [(&'static str, Stdio); 2] {
 }
 
 /// Runs heapbpf in a directory, expects exit status 0, and returns its standard output.
-fn run<'a>(folder: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &str, stderr: Stdio) -> String {
+fn run<'a>(dir: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &str, stderr: Stdio) -> String {
     let mut command = Command::new(heapbpf());
-    command.current_dir(folder).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+    command.current_dir(dir).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     let mut child = command.spawn().expect("the binary under test runs");
     let stdout = Lines::of(child.stdout.take().expect("piped"));
     let status = wait(&mut child, "heapbpf");
@@ -32,11 +32,11 @@ fn run<'a>(folder: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &s
 
 /// Records with these options, checks the files that were written, and returns standard output.
 fn record(options: &[&str], what: &str, stderr: Stdio) -> String {
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
     // Make the log write something, too.
     let always = ["-vv", "-q", "--interval", "1", "--group-by", "pid", "-o", "profile.json", "--stats", "stats.json"];
-    let shown = run(folder.path(), always.into_iter().chain(options.iter().copied()), what, stderr);
-    let at = |name: &str| folder.path().join(name);
+    let shown = run(dir.path(), always.into_iter().chain(options.iter().copied()), what, stderr);
+    let at = |name: &str| dir.path().join(name);
     checks::always(&output::read(&at("profile.json")), &output::read(&at("stats.json")));
     shown
 }
@@ -62,10 +62,10 @@ fn a_command_runs() {
 #[test]
 fn a_profile_gets_its_names() {
     let Some(_turn) = turn("a_profile_gets_its_names") else { return };
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    std::fs::write(folder.path().join("known.heap"), "heap_v2/524288\n  t*: 1: 100 [0: 0]\n").expect("our own folder");
+    let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
+    std::fs::write(dir.path().join("known.heap"), "heap_v2/524288\n  t*: 1: 100 [0: 0]\n").expect("our own directory");
     for (what, stderr) in deaf() {
-        let shown = run(folder.path(), ["report", "known.heap", "--symbolize"], what, stderr);
+        let shown = run(dir.path(), ["report", "known.heap", "--symbolize"], what, stderr);
         assert!(shown.contains("in use"), "{what}: {shown}");
     }
 }

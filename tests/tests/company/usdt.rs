@@ -45,8 +45,8 @@ fn recorder(target: &Target) -> Recorder {
 fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
     let interval = INTERVAL.to_string();
     // Another test's links to the same file would make this process announce, too.
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let own = copy_of(program, folder.path(), program.file_name().and_then(OsStr::to_str).expect("our own name"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let own = copy_of(program, dir.path(), program.file_name().and_then(OsStr::to_str).expect("our own name"));
     let mut target = Target::start(&own, [&interval, ROUNDS, mode]);
     let recorder = options.iter().fold(recorder(&target), |it, [name, value]| it.option(name, value));
     let recording = recorder.start();

@@ -97,9 +97,9 @@ pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<
 
 /// Does the same with a given compiler and program name.
 fn compile_by(context: &Context, compiler: &str, source: &str, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
-    let folder = context.target().join("bench");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let program = folder.join(name);
+    let dir = context.target().join("bench");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let program = dir.join(name);
     let mut compile = Command::new(compiler);
     compile
         .args(["-O2", "-g", "-D_GNU_SOURCE", "-pthread"])

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::cost::workload;
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
@@ -27,7 +27,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let number = |i: usize, otherwise: usize| args.get(i).map_or(Ok(otherwise), |text| text.parse::<usize>());
     let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
     ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-    let bench = Bench { folder: Folder::new()?, heapbpf };
+    let bench = Bench { dir: Dir::new()?, heapbpf };
     match args.first().map(String::as_str) {
         Some("processes") => bench.processes(context, number(1, 500)?, number(2, 5)?),
         Some("threads") => bench.threads(context, number(1, 200)?, number(2, 100)?),
@@ -40,7 +40,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: Folder,
+    dir: Dir,
     heapbpf: PathBuf,
 }
 
@@ -64,7 +64,7 @@ impl Bench {
         let start = Instant::now();
         let mut command = Command::new(&self.heapbpf);
         command.args(["--hook", "inline", "--no-follow", "-v", "-i", "512KiB", "--force", "--pid", &pids.join(",")]);
-        command.arg("-o").arg(self.folder.path().join("profile.json")).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.arg("-o").arg(self.dir.path().join("profile.json")).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = Running(command.spawn()?);
         let mut lines = BufReader::new(child.0.stderr.take().context("piped")?).lines();
         let mut begun = Begun::default();

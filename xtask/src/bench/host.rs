@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::root::Privilege;
@@ -81,23 +81,23 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         ("git", "a program that starts often"),
     ];
     packages::install(context, &packages.map(|(name, purpose)| Package::new(name, purpose)))?;
-    let folder = Folder::new()?;
-    let script = folder.path().join("host.sh");
+    let dir = Dir::new()?;
+    let script = dir.path().join("host.sh");
     fs::write(&script, SCRIPT)?;
     let of_each = 2 * slice.as_secs() + WARM_UP.as_secs() + 4 * SETTLED.as_secs();
     let all = slice.as_secs() + rounds * MODES.len() as u64 * of_each + 60;
     let mut load = Command::new("bash");
-    load.args([&script, folder.path()]).arg(all.to_string()).arg(&context.root).process_group(0);
+    load.args([&script, dir.path()]).arg(all.to_string()).arg(&context.root).process_group(0);
     let _load = Load(Running::start(&mut load, "READY", false)?);
     let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
     let mut costs = MODES.map(|_| Vec::new());
     std::thread::sleep(SETTLED);
-    let mut before = work(folder.path(), slice)?;
+    let mut before = work(dir.path(), slice)?;
     for _ in 0..rounds {
         for (mode, costs) in MODES.iter().zip(&mut costs) {
-            let mut cost = recorded(&heapbpf, folder.path(), mode, slice)?;
+            let mut cost = recorded(&heapbpf, dir.path(), mode, slice)?;
             std::thread::sleep(SETTLED);
-            let after = work(folder.path(), slice)?;
+            let after = work(dir.path(), slice)?;
             for (rate, bare) in cost.work.iter_mut().zip(before.iter().zip(&after)) {
                 *rate /= 0.5 * (bare.0 + bare.1);
             }
@@ -110,9 +110,9 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 /// Records the host, and measures one slice of time once its busy processes are hooked.
-fn recorded(heapbpf: &Path, folder: &Path, mode: &[&str], slice: Duration) -> anyhow::Result<Cost> {
+fn recorded(heapbpf: &Path, dir: &Path, mode: &[&str], slice: Duration) -> anyhow::Result<Cost> {
     let mut command = Command::new(heapbpf);
-    command.args(mode).args(["--listen", "127.0.0.1:0", "--force", "-o"]).arg(folder.join("profile.json"));
+    command.args(mode).args(["--listen", "127.0.0.1:0", "--force", "-o"]).arg(dir.join("profile.json"));
     let mut daemon = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
     let mut lines = BufReader::new(daemon.0.stderr.take().context("piped")?).lines();
     let address = loop {
@@ -129,7 +129,7 @@ fn recorded(heapbpf: &Path, folder: &Path, mode: &[&str], slice: Duration) -> an
     get(&address, "/debug/pprof/heap")?;
     std::thread::sleep(SETTLED);
     let before = used(&address)?;
-    let work = work(folder, slice)?;
+    let work = work(dir, slice)?;
     let now = used(&address)?;
     print_figures(&mode.join(" "), &address)?;
     daemon.interrupt()?;
@@ -181,20 +181,20 @@ fn print(mode: &str, costs: &[Cost]) {
 }
 
 /// What the servers do per second, during a slice of time: transactions, requests, commands.
-fn work(folder: &Path, slice: Duration) -> anyhow::Result<[f64; 3]> {
-    let (begun, before) = (Instant::now(), done(folder)?);
+fn work(dir: &Path, slice: Duration) -> anyhow::Result<[f64; 3]> {
+    let (begun, before) = (Instant::now(), done(dir)?);
     std::thread::sleep(slice);
-    let (seconds, after) = (begun.elapsed().as_secs_f64(), done(folder)?);
+    let (seconds, after) = (begun.elapsed().as_secs_f64(), done(dir)?);
     Ok(std::array::from_fn(|i| (after[i] - before[i]) / seconds))
 }
 
 /// What the servers have done so far.
-fn done(folder: &Path) -> anyhow::Result<[f64; 3]> {
+fn done(dir: &Path) -> anyhow::Result<[f64; 3]> {
     let mut psql = Command::new("runuser");
-    psql.current_dir(folder).args(["-u", "nobody", "--", "psql", "-h"]).arg(folder.join("pg"));
+    psql.current_dir(dir).args(["-u", "nobody", "--", "psql", "-h"]).arg(dir.join("pg"));
     let transactions = read(psql.args(["-Atc", "select sum(xact_commit) from pg_stat_database", "postgres"]))?;
     let nginx = get(NGINX, "/status")?;
-    let stats = read(Command::new("redis-cli").arg("-s").arg(folder.join("redis")).args(["info", "stats"]))?;
+    let stats = read(Command::new("redis-cli").arg("-s").arg(dir.join("redis")).args(["info", "stats"]))?;
     let requests = nginx.split_once("handled requests").and_then(|(_, numbers)| numbers.split_whitespace().nth(2));
     let commands = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
     let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<f64>().ok());

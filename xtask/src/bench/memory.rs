@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use super::cost::compile;
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench memory");
     let number = |i: usize, otherwise: usize| args.get(i).map_or(Ok(otherwise), |text| text.parse::<usize>());
     let (processes, stacks) = (number(0, 300)?, number(1, 5600)?);
-    let folder = Folder::new()?;
+    let dir = Dir::new()?;
     let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
     ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
     // Each call gets its own frame.
@@ -40,7 +40,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         "| recording | when | resident, MiB | anonymous | rings | its program | libraries and others | most so far |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    let bench = Bench { folder, heapbpf, program };
+    let bench = Bench { dir, heapbpf, program };
     bench.measure("`--pid` of one process with 64 stacks", 1, 64, None)?;
     // Other processes on the host are recorded only on request.
     let target: &[&str] =
@@ -50,7 +50,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: Folder,
+    dir: Dir,
     heapbpf: PathBuf,
     program: PathBuf,
 }
@@ -86,7 +86,7 @@ impl Bench {
         read(Command::new("kill").args(["-INT", &of.to_string()]))?;
         let status = recording.0.wait()?;
         ensure!(status.success(), "heapbpf failed: {status}");
-        let stats = fs::read_to_string(self.folder.path().join("stats.json"))?;
+        let stats = fs::read_to_string(self.dir.path().join("stats.json"))?;
         let stats: serde_json::Value = serde_json::from_str(&stats)?;
         let count = |name: &str| stats[name].as_u64().unwrap_or(0);
         println!(
@@ -111,8 +111,8 @@ impl Bench {
     /// Starts heapbpf. Returns its address as well.
     fn record(&self, options: &[&str]) -> anyhow::Result<(Running, String)> {
         let mut command = Command::new(&self.heapbpf);
-        command.args(options).args(["--listen", "127.0.0.1:0", "--stats"]).arg(self.folder.path().join("stats.json"));
-        command.args(["--force", "-o"]).arg(self.folder.path().join("profile.pb.gz"));
+        command.args(options).args(["--listen", "127.0.0.1:0", "--stats"]).arg(self.dir.path().join("stats.json"));
+        command.args(["--force", "-o"]).arg(self.dir.path().join("profile.pb.gz"));
         let mut child = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
         let mut lines = BufReader::new(child.0.stderr.take().context("piped")?).lines();
         for line in &mut lines {

@@ -46,7 +46,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     install(context);
     let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin-malloc", "-no-pie"];
     let churn = compile(context, "churn", &flags)?;
-    let programs = churn.parent().context("in a folder")?.to_path_buf();
+    let programs = churn.parent().context("in a directory")?.to_path_buf();
     if let Err(error) = compile_preloaded(context, &programs) {
         say!("WITHOUT tcmalloc's sampler: {error:#}");
     }
@@ -100,12 +100,12 @@ fn install(context: &Context) {
 }
 
 /// Compiles the library that makes tcmalloc write its samples.
-fn compile_preloaded(context: &Context, folder: &std::path::Path) -> anyhow::Result<()> {
+fn compile_preloaded(context: &Context, dir: &std::path::Path) -> anyhow::Result<()> {
     if on_path("c++").is_none() {
         packages::install(context, &[Package::new("g++", "compiles a library for tcmalloc")])?;
     }
     let mut command = Command::new("c++");
-    command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(folder.join("tcmalloc_sample.so"));
+    command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(dir.join("tcmalloc_sample.so"));
     command.arg(context.root.join("tests/programs/tcmalloc_sample.cc")).arg("-ltcmalloc");
     run_command(&mut command, context.options.verbose)
 }

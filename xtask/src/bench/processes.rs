@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::host::get;
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
@@ -50,7 +50,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: Folder,
+    dir: Dir,
     heapbpf: PathBuf,
 }
 
@@ -63,10 +63,10 @@ struct Memory {
 
 impl Bench {
     fn new(context: &Context) -> anyhow::Result<Self> {
-        let folder = Folder::new()?;
+        let dir = Dir::new()?;
         let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
         ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-        let bench = Self { folder, heapbpf };
+        let bench = Self { dir, heapbpf };
         let source = context.root.join("tests/programs/storm.c");
         for (name, flags) in [("storm", &[][..]), ("static", &["-static"])] {
             let mut compile = Command::new("cc");
@@ -76,7 +76,7 @@ impl Bench {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     /// Starts heapbpf on the whole host. Returns the time until it recorded.

@@ -8,7 +8,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 
@@ -29,7 +29,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         python: args.first().cloned().unwrap_or_else(|| "/usr/bin/python3".into()),
         program: context.root.join("tests/programs/python_cost.py"),
         heapbpf: std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from),
-        folder: Folder::new()?,
+        dir: Dir::new()?,
     };
     ensure!(bench.heapbpf.exists(), "no {}: cargo xtask build makes it", bench.heapbpf.display());
     bench.cost()?;
@@ -40,7 +40,7 @@ struct Bench {
     python: String,
     program: PathBuf,
     heapbpf: PathBuf,
-    folder: Folder,
+    dir: Dir,
 }
 
 /// A running `python_cost.py`.
@@ -79,7 +79,7 @@ impl Bench {
     fn record(&self, program: &Program) -> anyhow::Result<Running> {
         let mut command = Command::new(&self.heapbpf);
         command.args(["-q", "--force", "-i", "1", "--no-follow", "--max-overhead", "none"]);
-        command.args(["-p", &program.running.0.id().to_string(), "-o"]).arg(self.folder.path().join("profile.json"));
+        command.args(["-p", &program.running.0.id().to_string(), "-o"]).arg(self.dir.path().join("profile.json"));
         Running::start(&mut command, "heapbpf: recording", true)
     }
 
@@ -123,7 +123,7 @@ impl Bench {
         std::thread::sleep(std::time::Duration::from_secs(3));
         let after = resident_mib(recording.0.id())?;
         recording.interrupt()?;
-        let profile = fs::read_to_string(self.folder.path().join("profile.json"))?;
+        let profile = fs::read_to_string(self.dir.path().join("profile.json"))?;
         let names = profile.split("\"function_").skip(1);
         let names = names.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
         let named = names.filter(|digits| !digits.is_empty()).collect::<BTreeSet<_>>().len();

@@ -11,9 +11,9 @@ use anyhow::{Context as _, bail, ensure};
 use crate::shell::read;
 
 /// A temporary directory of this run; removed when dropped.
-pub struct Folder(PathBuf);
+pub struct Dir(PathBuf);
 
-impl Folder {
+impl Dir {
     /// Creates the directory.
     pub fn new() -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
@@ -27,7 +27,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for Dir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

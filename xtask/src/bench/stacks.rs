@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 
 use super::cost::workload;
-use super::scratch::{Folder, Running};
+use super::scratch::{Dir, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::{read, run as run_command};
@@ -51,21 +51,21 @@ fn copy(context: &Context) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: Folder,
+    dir: Dir,
     heapbpf: PathBuf,
     sources: PathBuf,
 }
 
 impl Bench {
     fn new(context: &Context) -> anyhow::Result<Self> {
-        let folder = Folder::new()?;
+        let dir = Dir::new()?;
         let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
         ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-        Ok(Self { folder, heapbpf, sources: context.root.join("tests/programs") })
+        Ok(Self { dir, heapbpf, sources: context.root.join("tests/programs") })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn heapbpf(&self, arguments: &[&str]) -> Command {
@@ -131,8 +131,8 @@ impl Bench {
         let stats = self.stats()?;
         let value = |name: &str| field(&stats, name).and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN);
         println!(
-            "rate: {:.2} GB/s for {seconds:.1} s below 300 calls (copies of 50 KiB): {} samples; lost: {} for want of room, {} \
-             stacks",
+            "rate: {:.2} GB/s for {seconds:.1} s below 300 calls (copies of 50 KiB): {} samples; lost: {} for lack of space, \
+             {} stacks",
             value("exact_alloc_bytes") / seconds / 1e9,
             value("submitted"),
             value("ring_full"),

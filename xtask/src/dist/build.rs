@@ -77,7 +77,7 @@ fn cargo_home() -> anyhow::Result<PathBuf> {
     let named = env::var_os("CARGO_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     named
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")))
-        .context("cargo's folder is unknown: set CARGO_HOME or HOME")
+        .context("cargo's directory is unknown: set CARGO_HOME or HOME")
 }
 
 fn path_text(path: &Path) -> anyhow::Result<String> {

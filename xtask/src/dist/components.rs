@@ -113,7 +113,7 @@ fn described(
             checksum: checksums.get(&own).cloned(),
             repository: package["repository"].as_str().map(str::to_owned),
             uses: uses.into_iter().collect(),
-            texts: licence_files(manifest.parent().context("a manifest has a folder")?)?,
+            texts: licence_files(manifest.parent().context("a manifest has a directory")?)?,
             is_own: package["source"].is_null(),
             name: own.0,
             version: own.1,

@@ -27,7 +27,7 @@ pub struct Selection {
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "all")]
     check: Option<check::Part>,
     /// A root of Alpine to try the results in, unpacked into a directory; without it, musl and busybox from Debian stand in for it
-    #[arg(long, value_name = "FOLDER", requires = "check")]
+    #[arg(long, value_name = "DIR", requires = "check")]
     alpine: Option<PathBuf>,
 }
 

@@ -116,7 +116,7 @@ pub fn gzip(path: &Path) -> anyhow::Result<()> {
 
 /// Writes a file with these permissions, whatever the umask is, and creates the directories that it needs.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
-    let dir = path.parent().context("a file has a folder")?;
+    let dir = path.parent().context("a file has a directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| path.display().to_string())
@@ -151,7 +151,7 @@ mod tests {
     fn files_have_the_permissions_and_time_that_are_asked_for() {
         let dir = std::env::temp_dir().join(format!("heapbpf-dist-{}", std::process::id()));
         let file = dir.join("bin/program");
-        write(&file, b"program", 0o755).expect("room");
+        write(&file, b"program", 0o755).expect("there is space");
         set_times(&dir, 86_400).expect("they are ours");
         let metadata = file.metadata().expect("it is there");
         assert_eq!(metadata.permissions().mode() & 0o777, 0o755);
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_compressed_has_no_time_in_it() {
         let file = std::env::temp_dir().join(format!("heapbpf-dist-{}.1", std::process::id()));
-        write(&file, b"a page\n", 0o644).expect("room");
+        write(&file, b"a page\n", 0o644).expect("there is space");
         gzip(&file).expect("gzip runs");
         let compressed = fs::read(file.with_extension("1.gz")).expect("it is there");
         assert_eq!(compressed[4..8], [0; 4], "the time");

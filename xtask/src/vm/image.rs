@@ -45,7 +45,8 @@ pub fn pack(context: &Context, dir: &Path, heapbpf: &Path, case: Option<&str>) -
     let root = dir.join("root");
     let _ = fs::remove_dir_all(&root);
     for name in ["bin", "proc", "sys", "dev", "tmp", "root", "etc"] {
-        fs::create_dir_all(root.join(name)).with_context(|| format!("cannot make folders in {}", root.display()))?;
+        fs::create_dir_all(root.join(name))
+            .with_context(|| format!("cannot make directories in {}", root.display()))?;
     }
     let tests = test_program(context, "alone")?.executable;
     let programs =
@@ -109,6 +110,6 @@ fn strip(context: &Context, from: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 fn make_dir_of(file: &Path) -> anyhow::Result<()> {
-    let dir = file.parent().context("a file without a folder")?;
+    let dir = file.parent().context("a file without a directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
 }

@@ -308,7 +308,7 @@ fn links_to_a_file_that_nobody_has_mapped_for_a_while_are_let_go_of_and_made_aga
 fn a_file_that_is_written_to_has_no_links() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let file = tempfile::tempfile().expect("a file");
-    let write = |text: &[u8]| file.write_all_at(text, 0).expect("room");
+    let write = |text: &[u8]| file.write_all_at(text, 0).expect("there is space");
     let add = |hooks: &mut Hooks<FakeLinks>| hooks.files.add("/server", file.try_clone().expect("a copy"), Ok(plan()));
     let key = add(&mut hooks);
     world.hook(&mut hooks, key, None).expect("links");
@@ -332,7 +332,7 @@ fn a_file_that_is_written_to_while_its_links_wait_gets_none() {
     let file = tempfile::tempfile().expect("a file");
     let key = hooks.files.add("/server", file.try_clone().expect("a copy"), Ok(plan()));
     let job = hooks.plan_links((key, None), LinkKind::Session, &mut world.sites).expect("fit").expect("not linked yet");
-    file.write_all_at(b"another build", 0).expect("room");
+    file.write_all_at(b"another build", 0).expect("there is space");
     let made = job.make(&world.kernel);
     assert!(made.is_err() && world.kernel.attempts.get() == 0, "the kernel is not asked");
     let told = hooks.take_in((key, None), made, LinkKind::Session);

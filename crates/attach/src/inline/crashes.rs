@@ -13,8 +13,8 @@ const MOST: usize = 64;
 const MOST_BYTES: u64 = 64 << 10;
 const MOST_TEXT: usize = 512;
 /// The directory of the file, unless systemd says where a service keeps its state.
-const FOLDER: &str = "/var/lib/heapbpf";
-const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
+const DIR: &str = "/var/lib/heapbpf";
+const DIR_VARIABLE: &str = "STATE_DIRECTORY";
 const NAME: &str = "never-inline";
 
 /// Identifies a program and its allocator by the build IDs of their files.
@@ -62,10 +62,10 @@ fn one_line(text: &str) -> String {
 /// Path of the file with the programs.
 #[must_use]
 pub fn path() -> PathBuf {
-    let folders = std::env::var(FOLDER_VARIABLE).unwrap_or_default();
+    let dirs = std::env::var(DIR_VARIABLE).unwrap_or_default();
     // There may be several directories, separated by colons.
-    let first = folders.split(':').next().filter(|folder| folder.starts_with('/'));
-    Path::new(first.unwrap_or(FOLDER)).join(NAME)
+    let first = dirs.split(':').next().filter(|dir| dir.starts_with('/'));
+    Path::new(first.unwrap_or(DIR)).join(NAME)
 }
 
 /// Reads the remembered programs. Malformed lines are skipped.
@@ -88,8 +88,8 @@ pub fn remember(path: &Path, crash: &Crash) -> io::Result<()> {
     let mut crashes = read(path);
     crashes.retain(|known| known.builds != crash.builds);
     crashes.drain(..(crashes.len() + 1).saturating_sub(MOST));
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
     }
     let fresh = path.with_extension(format!("{}.new", std::process::id()));
     let mut file = File::create(&fresh)?;
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn programs_are_remembered_once_and_the_oldest_go() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("state").join(NAME);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("state").join(NAME);
         assert_eq!((read(&path), forget(&path).ok()), (Vec::new(), Some(0)));
         for number in 0..MOST + 3 {
             remember(&path, &crash(&format!("{number:02x}"))).expect("it can be written");
@@ -143,14 +143,14 @@ mod tests {
         let known = read(&path);
         assert_eq!((known.len(), &known[0], &known[MOST - 1].builds), (MOST, &crash("03"), &again.builds));
         assert_eq!(known[MOST - 1].what, "againand again");
-        assert_eq!(std::fs::read_dir(path.parent().expect("a folder")).expect("it is there").count(), 1);
+        assert_eq!(std::fs::read_dir(path.parent().expect("a directory")).expect("it is there").count(), 1);
         assert_eq!((forget(&path).ok(), read(&path)), (Some(MOST), Vec::new()));
     }
 
     #[test]
     fn what_is_no_line_of_ours_is_left_out() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join(NAME);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(NAME);
         let lines = b"\n \nab\nab cd\nxy cd what\nab  what\n\xff\xfe\nab cd ab ended by SIGILL\nab cd";
         std::fs::write(&path, lines).expect("our own");
         assert_eq!(read(&path), [crash("ab")]);
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn where_nothing_can_be_written_nothing_is_remembered() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("file"), "").expect("our own");
-        let path = folder.path().join("file").join(NAME);
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("file"), "").expect("our own");
+        let path = dir.path().join("file").join(NAME);
         assert!(remember(&path, &crash("ab")).is_err());
         assert!(remember(Path::new("/proc/nothing/never-inline"), &crash("ab")).is_err());
         assert_eq!(read(&path), []);

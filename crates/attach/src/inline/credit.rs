@@ -12,7 +12,7 @@ use sampler_ebpf::abi::FIRST_STACK_BYTES;
 pub(super) const FIRST_SITES: u64 = 256;
 /// The rings divided by this number are available for what processes may send. The rest is reserve, because copies
 /// differ in size and other sources use the rings, too.
-const ROOM_SHARE: f64 = 2.0;
+const CAPACITY_SHARE: f64 = 2.0;
 /// Minimum and maximum number of sites that all processes together may be ahead.
 const SITES: std::ops::Range<f64> = 64.0..1e6;
 /// Maximum number of sites that an idle process may be ahead. Any number of idle processes may start sending at once.
@@ -163,7 +163,7 @@ impl Credit {
     fn sites(&self, now: &Levels) -> u64 {
         let unknown = share(FIRST_STACK_BYTES, &now.rings[1]);
         let record_share = if self.record_share > 0.0 { self.record_share } else { unknown };
-        (1.0 / (ROOM_SHARE * record_share)).clamp(SITES.start, SITES.end) as u64
+        (1.0 / (CAPACITY_SHARE * record_share)).clamp(SITES.start, SITES.end) as u64
     }
 
     /// Learns which share of the rings a record takes. Does not use what processes report, so that no process can make
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_gets_the_room_of_those_who_do_not() {
+    fn who_sends_gets_the_capacity_of_those_who_do_not() {
         let mut model = Model::new(50);
         (0..200).for_each(|_| model.turn(0..1, 1024, 100));
         let ahead = |pid| model.granted[&(pid, 0)] - model.passed[&(pid, 0)];

@@ -151,15 +151,15 @@ mod tests {
     /// Reads a file that changes, and then this many more changed copies.
     fn read_changing(copies: usize) {
         let Some(path) = libc() else { return };
-        let folder = tempfile::tempdir().expect("a folder");
-        let copy = folder.path().join("libc.so.6");
-        std::fs::copy(path, &copy).expect("room");
+        let dir = tempfile::tempdir().expect("a directory");
+        let copy = dir.path().join("libc.so.6");
+        std::fs::copy(path, &copy).expect("there is space");
         let (file, name) = (File::open(&copy).expect("the copy"), copy.to_str().expect("ASCII"));
         let mut known = KnownFiles::default();
         let table = Table::new(&[]);
         let append = |file: &Path| {
             let opened = std::fs::File::options().append(true).open(file);
-            opened.and_then(|mut file| file.write_all(b"more")).expect("room");
+            opened.and_then(|mut file| file.write_all(b"more")).expect("there is space");
         };
         let mut read = || known.functions((name, &file), &table).expect("an ELF file");
         let first = read();
@@ -184,7 +184,7 @@ mod tests {
         use super::*;
 
         #[test]
-        fn as_many_copies_are_kept_as_there_is_room_for() {
+        fn as_many_copies_are_kept_as_there_is_space_for() {
             read_changing(20);
         }
     }
@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_name_is_looked_up_again_once_its_file_has_changed() {
         let Some(path) = libc() else { return };
-        let folder = tempfile::tempdir().unwrap();
-        let copy = folder.path().join("libc.so.6");
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("libc.so.6");
         std::fs::copy(path, &copy).unwrap();
         let names = KnownNames::default();
         let defines = |name| names.defines(&File::open(&copy).unwrap(), name);

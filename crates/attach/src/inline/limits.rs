@@ -88,8 +88,8 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     {
         Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
-    for folder in memory_groups(&groups) {
-        if let Some((allowed, used)) = used_in_group(&folder) {
+    for dir in memory_groups(&groups) {
+        if let Some((allowed, used)) = used_in_group(&dir) {
             let limit = Limit { name: GROUP, allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
         }
@@ -106,7 +106,7 @@ pub(super) fn most_set_bytes(pid: u32) -> Option<(&'static str, u64)> {
         .into_iter()
         .flat_map(|it| [(ADDRESSES, it.max_address_space.soft_limit), (DATA, it.max_data_size.soft_limit)]);
     let groups = memory_groups(&fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default());
-    let groups = groups.iter().filter_map(|folder| used_in_group(folder)).map(|(allowed, _)| (GROUP, allowed));
+    let groups = groups.iter().filter_map(|dir| used_in_group(dir)).map(|(allowed, _)| (GROUP, allowed));
     let all = own.filter_map(|(name, limit)| Some((name, soft(limit)?))).chain(groups);
     all.min_by_key(|(_, allowed)| *allowed).map(|(name, allowed)| (name, allowed / SET_SHARE))
 }
@@ -125,13 +125,13 @@ fn number(file: &Path) -> Option<u64> {
 /// the frame of one: what lies below a stack would not be put back in time. (In version 1, it cannot even be stopped.)
 pub(super) fn is_frozen(pid: u32) -> bool {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let folder = cgroup::mount_point().zip(cgroup::parse(&groups));
-    folder.is_some_and(|(mount, path)| is_group_frozen(&mount.join(path.trim_start_matches('/'))))
+    let dir = cgroup::mount_point().zip(cgroup::parse(&groups));
+    dir.is_some_and(|(mount, path)| is_group_frozen(&mount.join(path.trim_start_matches('/'))))
 }
 
 /// Whether this control group, or one above it, is frozen.
-fn is_group_frozen(folder: &Path) -> bool {
-    let events = fs::read_to_string(folder.join("cgroup.events"));
+fn is_group_frozen(dir: &Path) -> bool {
+    let events = fs::read_to_string(dir.join("cgroup.events"));
     events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
 }
 
@@ -149,16 +149,16 @@ fn memory_groups(text: &str) -> Vec<PathBuf> {
     };
     let (Some(mount), Some(path)) = (mount, path) else { return Vec::new() };
     let own = mount.join(path.trim_start_matches('/'));
-    own.ancestors().take_while(|folder| folder.starts_with(&mount)).map(Path::to_owned).collect()
+    own.ancestors().take_while(|dir| dir.starts_with(&mount)).map(Path::to_owned).collect()
 }
 
 /// How many bytes of memory a control group allows and uses, without the page cache, which can be reclaimed. `None` if
 /// there is no limit.
-fn used_in_group(folder: &Path) -> Option<(u64, u64)> {
-    let file = |names: [&str; 2]| names.iter().find_map(|name| number(&folder.join(name)));
+fn used_in_group(dir: &Path) -> Option<(u64, u64)> {
+    let file = |names: [&str; 2]| names.iter().find_map(|name| number(&dir.join(name)));
     let allowed = file(["memory.max", "memory.limit_in_bytes"])?;
     let used = file(["memory.current", "memory.usage_in_bytes"])?;
-    let parts = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let parts = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
     let part = |name: &str| parts.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
     let cache = part("total_cache ").or_else(|| part("file ")).unwrap_or(0);
     Some((allowed, used.saturating_sub(cache)))
@@ -189,23 +189,23 @@ mod tests {
 
     #[test]
     fn a_group_says_whether_it_is_frozen() {
-        let folder = tempfile::tempdir().expect("a folder");
-        assert!(!is_group_frozen(folder.path()), "older kernels do not say");
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(!is_group_frozen(dir.path()), "older kernels do not say");
         for (events, is_so) in [("populated 1\nfrozen 0\n", false), ("populated 1\nfrozen 1\n", true)] {
-            fs::write(folder.path().join("cgroup.events"), events).expect("writes");
-            assert_eq!(is_group_frozen(folder.path()), is_so, "{events}");
+            fs::write(dir.path().join("cgroup.events"), events).expect("writes");
+            assert_eq!(is_group_frozen(dir.path()), is_so, "{events}");
         }
     }
 
     #[test]
-    fn the_page_cache_of_a_group_makes_room() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let write = |name, text| fs::write(folder.path().join(name), text).expect("writes");
+    fn the_page_cache_of_a_group_counts_as_free() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name, text| fs::write(dir.path().join(name), text).expect("writes");
         write("memory.max", "max\n");
-        assert_eq!(used_in_group(folder.path()), None);
+        assert_eq!(used_in_group(dir.path()), None);
         write("memory.max", "1000000\n");
         write("memory.current", "900000\n");
         write("memory.stat", "anon 100000\nfile 700000\nfile_mapped 5\n");
-        assert_eq!(used_in_group(folder.path()), Some((1_000_000, 200_000)));
+        assert_eq!(used_in_group(dir.path()), Some((1_000_000, 200_000)));
     }
 }

@@ -188,8 +188,9 @@ pub(super) fn plan(
     }
     let new = |set_log2| {
         // At most the whole text is replaced.
-        let room = heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
-        let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
+        let reserved =
+            heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
+        let base = target.maps().gap(&place.mapping.range, reserved).ok_or(Refused::NoSpace)?;
         let (draft, leads, originals) = draft(base, set_log2)?;
         let plan = Plan::new(draft, target.maps())?;
         limits::check(pid, (plan.range().end - plan.range().start, set_log2), mappings)?;
@@ -198,7 +199,7 @@ pub(super) fn plan(
     let planned = new(sampled.set_log2);
     let lacks = match planned {
         Err(Refused::Limit { name, .. }) if sampled.set_log2 > LEAST_SET_LOG2 => name,
-        Err(Refused::NoRoom) if sampled.set_log2 > LEAST_SET_LOG2 => "free addresses near its allocator",
+        Err(Refused::NoSpace) if sampled.set_log2 > LEAST_SET_LOG2 => "free addresses near its allocator",
         planned => return planned,
     };
     // A smaller set may fit.

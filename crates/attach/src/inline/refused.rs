@@ -50,7 +50,7 @@ pub enum Refused {
     Writable,
     /// There is no space.
     #[error("there is no free address range within 2 GiB of the allocator's code")]
-    NoRoom,
+    NoSpace,
     /// Code of earlier recordings stays mapped, but was made for other settings or another allocator.
     #[error(
         "it has hook code of {0} earlier recordings mapped, none of which fits these settings; restart it to hook it \

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_the_blocks_of_a_heap_that_grows() {
+    fn there_is_space_for_the_blocks_of_a_heap_that_grows() {
         let log2 = |interval, live_max, anonymous_bytes| {
             let draw = DrawConstants { interval, ..DrawConstants::default() };
             Sampling { draw, seed: 0, criterion: 0, live_max, lossless: false }.set(anonymous_bytes, None).0

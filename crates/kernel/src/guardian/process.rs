@@ -19,7 +19,7 @@ pub const WORD: &str = "hold-probes";
 /// The kernel requires CAP_SYS_ADMIN for such links.
 pub const AS_ADMIN: &str = "as-admin";
 /// Capacity for links from the start, so that the guardian does not allocate while it is probed itself.
-const ROOM: usize = 4096;
+const CAPACITY: usize = 4096;
 /// How long a killed daemon may take to exit. It takes milliseconds, unless a disk or a debugger holds one of its
 /// threads.
 const END_OF_DAEMON: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -46,7 +46,7 @@ pub fn run(task: Task) -> io::Result<()> {
     let input = io::stdin();
     let socket = input.as_fd();
     let daemon = independent_of(task.daemon, c"hb-guardian")?;
-    let mut held = Held { links: Vec::with_capacity(ROOM), path: String::with_capacity(64) };
+    let mut held = Held { links: Vec::with_capacity(CAPACITY), path: String::with_capacity(64) };
     let mut words = vec![0; MOST_WORDS];
     restrict_guardian(task.as_admin);
     let has_ended_well = serve(socket, &mut words, &mut held);

@@ -11,10 +11,10 @@ use heapbpf_testing::skipped;
 
 /// A temporary directory with the profile in the given format, and the path of the file.
 fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let path = folder.path().join(file);
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join(file);
     write_file(profile, &path, format);
-    (folder, path)
+    (dir, path)
 }
 
 fn write_file(profile: &Profile, path: &Path, format: &str) {
@@ -52,7 +52,7 @@ fn go_tool_pprof_reads_pprof() {
         return;
     }
     let profile = testing::small();
-    let (_folder, file) = written(&profile, "x.pb.gz", "pprof");
+    let (_dir, file) = written(&profile, "x.pb.gz", "pprof");
     let top = go_pprof(&["-top", "-unit=B", "-nodecount=50"], &file);
     print!("{top}");
     assert!(top.contains("Type: inuse_space"), "{top}");
@@ -87,8 +87,8 @@ fn go_tool_pprof_round_trip_changes_nothing() {
     if !installed("go", "version", "golang-go") {
         return;
     }
-    let (folder, file) = written(&testing::small(), "x.pb.gz", "pprof");
-    let again = folder.path().join("again.pb.gz");
+    let (dir, file) = written(&testing::small(), "x.pb.gz", "pprof");
+    let again = dir.path().join("again.pb.gz");
     go_pprof(&["-proto", &format!("-output={}", again.display())], &file);
     assert_eq!(go_pprof(&["-raw"], &file), go_pprof(&["-raw"], &again));
 }
@@ -99,7 +99,7 @@ fn jeprof_prints_our_totals() {
         return;
     }
     let profile = testing::small().only_process(0);
-    let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+    let (_dir, file) = written(&profile, "x.heap", "heap_v2");
     for (value, flag) in
         Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"])
     {
@@ -122,14 +122,14 @@ fn a_stack_without_frames_is_in_every_total() {
     let without = total - profile.rows[1].inuse.bytes;
     assert!(without < 0.99 * total, "the row matters");
     if installed("go", "version", "golang-go") {
-        let (_folder, file) = written(&profile, "x.pb.gz", "pprof");
+        let (_dir, file) = written(&profile, "x.pb.gz", "pprof");
         let top = go_pprof(&["-top", "-unit=B", "-nodecount=50"], &file);
         let flat = |line: &str| line.split_whitespace().next()?.strip_suffix('B')?.parse::<f64>().ok();
         let sum: f64 = top.lines().skip_while(|line| !line.contains("flat%")).skip(1).filter_map(flat).sum();
         assert!((sum - total).abs() <= 2.0 && top.contains("[no stack]"), "{sum}, ours {total}: {top}");
     }
     if installed("jeprof", "--version", "libjemalloc-dev") {
-        let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+        let (_dir, file) = written(&profile, "x.heap", "heap_v2");
         let mut jeprof = Command::new("jeprof");
         jeprof.args(["--text", "--show_bytes", "--inuse_space", "/bin/true"]);
         let text = run(jeprof.arg(&file).stderr(std::process::Stdio::null()));
@@ -137,11 +137,11 @@ fn a_stack_without_frames_is_in_every_total() {
         let said: f64 = words.clone().nth(1).and_then(|word| word.parse().ok()).expect("a total");
         assert!((said - total).abs() <= 2.0, "{said}, ours {total}: {text}");
     }
-    let (_folder, file) = written(&profile, "x.folded", "folded");
+    let (_dir, file) = written(&profile, "x.folded", "folded");
     let folded = std::fs::read_to_string(file).expect("text");
     let sum: f64 = folded.lines().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     assert!((sum - total).abs() <= 1.0 && folded.contains("[no stack]"), "{sum}, ours {total}: {folded}");
-    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    let (_dir, file) = written(&profile, "x.perfetto-trace", "perfetto");
     assert!(std::fs::read(file).expect("bytes").windows(10).any(|bytes| bytes == b"[no stack]"));
 }
 
@@ -162,7 +162,7 @@ fn python(module: &str, script: &str, file: &Path) -> Option<String> {
 #[test]
 fn perfettos_own_schema_decodes_the_trace() {
     let profile = testing::small();
-    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    let (_dir, file) = written(&profile, "x.perfetto-trace", "perfetto");
     let script = r#"
 import sys
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as p
@@ -203,14 +203,14 @@ for packet in trace.packet:
 #[test]
 fn duckdb_adds_up_parquet_files_of_several_hosts() {
     let mut profile = testing::small();
-    let (folder, file) = written(&profile, "host1.parquet", "parquet");
+    let (dir, file) = written(&profile, "host1.parquet", "parquet");
     profile.header.host = "host2".into();
-    write_file(&profile, &folder.path().join("host2.parquet"), "parquet");
+    write_file(&profile, &dir.path().join("host2.parquet"), "parquet");
     let script = r#"
 import sys, os, duckdb
-folder = os.path.dirname(sys.argv[1])
+directory = os.path.dirname(sys.argv[1])
 query = f"""SELECT count(DISTINCT host), sum(alloc_bytes), sum(alloc_bytes_var), sum(inuse_objects), min(frames[1]), sum(samples)::BIGINT
-            FROM '{folder}/*.parquet'"""
+            FROM '{directory}/*.parquet'"""
 print("|".join(map(str, duckdb.sql(query).fetchall()[0])))
 print(duckdb.sql(f"SELECT typeof(time), typeof(frames), typeof(pid) FROM '{sys.argv[1]}' LIMIT 1").fetchall()[0])
 "#;
@@ -232,28 +232,28 @@ fn spark_and_duckdb_give_one_answer() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
     let docs = std::fs::read_to_string(docs).expect("our own documents");
     let query = docs.split("```sql").nth(1).and_then(|rest| rest.split("```").next()).expect("a query");
-    let (folder, file) = written(&testing::small(), "host0.parquet", "parquet");
+    let (dir, file) = written(&testing::small(), "host0.parquet", "parquet");
     for host in 1..6 {
         let mut profile = testing::small();
         profile.header.host = format!("host{host}");
         profile.rows.rotate_left(host);
         profile.rows.truncate(4);
-        write_file(&profile, &folder.path().join(format!("host{host}.parquet")), "parquet");
+        write_file(&profile, &dir.path().join(format!("host{host}.parquet")), "parquet");
     }
-    std::fs::write(folder.path().join("query.sql"), query).expect("written");
+    std::fs::write(dir.path().join("query.sql"), query).expect("written");
     let script = r#"
 import sys, os, math, duckdb
 from pyspark.sql import SparkSession
-folder = os.path.dirname(sys.argv[1])
-query = open(folder + "/query.sql").read().rstrip().rstrip(";")
-one = duckdb.sql(query.replace("profiles/", folder + "/")).fetchall()
-options = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": folder,
-           "spark.sql.warehouse.dir": folder + "/warehouse", "spark.sql.shuffle.partitions": "2"}
+directory = os.path.dirname(sys.argv[1])
+query = open(directory + "/query.sql").read().rstrip().rstrip(";")
+one = duckdb.sql(query.replace("profiles/", directory + "/")).fetchall()
+options = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": directory,
+           "spark.sql.warehouse.dir": directory + "/warehouse", "spark.sql.shuffle.partitions": "2"}
 builder = SparkSession.builder.master("local[2]")
 for key, value in options.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
-query = query.replace("'profiles/*.parquet'", f"parquet.`{folder}/*.parquet`").replace("frames[1]", "frames[0]")
+query = query.replace("'profiles/*.parquet'", f"parquet.`{directory}/*.parquet`").replace("frames[1]", "frames[0]")
 other = [tuple(row) for row in spark.sql(query).collect()]
 spark.stop()
 def key(row): return str(row[0])
@@ -276,13 +276,13 @@ fn a_browser_without_a_network_shows_the_page() {
         return;
     }
     let profile = testing::small();
-    let (folder, file) = written(&profile, "x.html", "html");
+    let (dir, file) = written(&profile, "x.html", "html");
     let dom = run(Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"])
         .arg("--virtual-time-budget=5000")
-        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("--user-data-dir={}", dir.path().join("browser").display()))
         .arg(format!("file://{}", file.display()))
-        .env("HOME", folder.path()));
+        .env("HOME", dir.path()));
     let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
     let shown = format!("<b>{}</b> in use</p>", crate::units::bytes(total));
     assert!(dom.contains(&shown), "{shown} is not in the page");
@@ -293,24 +293,24 @@ fn a_browser_without_a_network_shows_the_page() {
 #[test]
 fn speedscope_opens_the_file() {
     let Some(release) = std::env::var_os("HEAPBPF_TEST_SPEEDSCOPE").map(PathBuf::from) else {
-        skipped("HEAPBPF_TEST_SPEEDSCOPE does not name the folder dist/release of npm's package speedscope");
+        skipped("HEAPBPF_TEST_SPEEDSCOPE does not name the directory dist/release of npm's package speedscope");
         return;
     };
     if !installed("chromium", "--version", "chromium") {
         return;
     }
-    let (folder, file) = written(&testing::small(), "x.speedscope.json", "speedscope");
+    let (dir, file) = written(&testing::small(), "x.speedscope.json", "speedscope");
     let text = std::fs::read_to_string(&file).expect("written");
     let argument = serde_json::to_string(&base64(text.as_bytes())).expect("text");
-    let script = folder.path().join("load.js");
+    let script = dir.path().join("load.js");
     std::fs::write(&script, format!("speedscope.loadFileFromBase64('x.speedscope.json', {argument})"))
         .expect("written");
     let dom = run(Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--allow-file-access-from-files", "--enable-unsafe-swiftshader"])
         .args(["--virtual-time-budget=5000", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("--user-data-dir={}", dir.path().join("browser").display()))
         .arg(format!("file://{}/index.html#localProfilePath={}", release.display(), script.display()))
-        .env("HOME", folder.path()));
+        .env("HOME", dir.path()));
     // The title bar shows the active profile, one of four.
     assert!(dom.contains("<span>bytes in use <span") && dom.contains("(4/4)"), "{dom}");
 }

@@ -422,7 +422,7 @@ mod tests {
         }
         let profile = crate::testing::small().only_process(0);
         for format in FORMATS {
-            let error = format.write(&profile, &WriteOptions::default(), &mut Full).expect_err("no room");
+            let error = format.write(&profile, &WriteOptions::default(), &mut Full).expect_err("no space");
             assert!(
                 matches!(&error, FormatError::Io(error) if error.kind() == io::ErrorKind::StorageFull),
                 "{}: {error:?}",

@@ -217,7 +217,7 @@ fn a_page_of_very_many_stacks_has_the_largest() {
 #[ignore = "part of a benchmark"]
 fn a_large_page_is_written() {
     let file = std::env::var_os("HEAPBPF_LARGE_PAGE").expect("where to write it");
-    std::fs::write(file, html(&testing::large(50_000, 40))).expect("room");
+    std::fs::write(file, html(&testing::large(50_000, 40))).expect("there is space");
 }
 
 #[test]

@@ -28,8 +28,8 @@ fn message(result: Result<Profile, ContentError>) -> String {
 
 /// Checks that a profile without a sampling interval is rejected with the file's name.
 fn cannot_be_unbiased(bytes: &[u8]) {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let path = folder.path().join("x");
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join("x");
     std::fs::write(&path, bytes).expect("written");
     let text = open(&path).map(|_| ()).expect_err("no interval").to_string();
     assert_eq!(text, format!("cannot unbias: no sampling interval recorded in {}", path.display()));

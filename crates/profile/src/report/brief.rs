@@ -34,19 +34,19 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     let (functions, notes) = functions(context, &groups, most);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
     // Each section starts with an empty line.
-    let mut room = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
+    let mut free = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
     if has_many {
-        let rows = room.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
+        let rows = free.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
         let processes = processes::brief(context, rows);
-        room = room.saturating_sub(processes.len() + 1);
+        free = free.saturating_sub(processes.len() + 1);
         lines.extend(section(processes));
     }
     lines.extend(section(functions));
-    if notes.len() + REMARKS <= room {
-        room -= notes.len();
+    if notes.len() + REMARKS <= free {
+        free -= notes.len();
         lines.extend(notes);
     }
-    lines.extend(section(told(context, room.max(REMARKS) - 1)));
+    lines.extend(section(told(context, free.max(REMARKS) - 1)));
     lines
 }
 
@@ -138,8 +138,8 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
     ([heading, header].into_iter().chain(rows).collect(), table.notes(context))
 }
 
-/// As many remarks as fit into `room` lines, and the number of remaining ones.
-fn told(context: &Context, room: usize) -> Vec<String> {
+/// As many remarks as fit into `free` lines, and the number of remaining ones.
+fn told(context: &Context, free: usize) -> Vec<String> {
     let all = remarks::with_refusals(context);
     let mark = context.paint(Style::Warning, "!");
     let mut lines = Vec::new();
@@ -147,12 +147,12 @@ fn told(context: &Context, room: usize) -> Vec<String> {
     for remark in &all {
         let wrapped = wrap(remark, context.width - 4);
         let more = usize::from(told + 1 < all.len());
-        let has_room = lines.len() + wrapped.len() + more <= room;
-        if told > 0 && !has_room {
+        let fits = lines.len() + wrapped.len() + more <= free;
+        if told > 0 && !fits {
             break;
         }
         // The first remark is always shown, shortened if necessary.
-        let wrapped = if has_room { wrapped } else { vec![clip(remark, context.width - 4)] };
+        let wrapped = if fits { wrapped } else { vec![clip(remark, context.width - 4)] };
         let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
         lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));
         told += 1;

@@ -17,7 +17,7 @@ const MOST_FUNCTIONS: usize = 100;
 const MOST_LINES: usize = 20;
 /// Lines shown before and after each of them.
 const AROUND: usize = 2;
-/// Maximum number of folders in the path of a source file.
+/// Maximum number of directories in the path of a source file.
 const MOST_PARTS: usize = 64;
 /// Spaces that a tab stands for.
 const TAB: &str = "    ";
@@ -31,8 +31,9 @@ pub struct Source {
     pub text: String,
 }
 
-/// Paths at which a source file may be found in a folder with the sources: the recorded path, and the same without its
-/// first one, two, … folders. They are relative, and have neither `.` nor `..`. Empty if there are too many folders.
+/// Paths at which a source file may be found in a directory with the sources: the recorded path, and the same without
+/// its first one, two, … directories. They are relative, and have neither `.` nor `..`. Empty if there are too many
+/// directories.
 #[must_use]
 pub fn source_candidates(recorded: &str) -> Vec<String> {
     let mut parts: Vec<&str> = Vec::new();
@@ -175,9 +176,9 @@ fn annotated(context: &Context, function: &Function, text: &str) -> Result<Vec<S
         let figure = |value| pool.map_or_else(FigureText::default, |pool| context.figure(pool, value));
         let (inuse, alloc) = (figure(Value::InuseSpace), figure(Value::AllocSpace));
         let figures = format!("  {:>10} {:<18} {:>10} {number:>6}  ", inuse.figure, inuse.bounds, alloc.figure);
-        let room = context.width.saturating_sub(width(&figures));
+        let available = context.width.saturating_sub(width(&figures));
         let style = if pool.is_some() { Style::Plain } else { Style::Dim };
-        let code = clip(&source[number - 1].trim_end().replace('\t', TAB), room);
+        let code = clip(&source[number - 1].trim_end().replace('\t', TAB), available);
         lines.push(context.paint(style, format!("{figures}{code}").trim_end()));
     }
     if left_out > 0 {
@@ -192,7 +193,7 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn a_recorded_path_never_leads_out_of_the_folder() {
+    fn a_recorded_path_never_leads_out_of_the_dir() {
         assert_eq!(source_candidates("/home/me/src/a.c"), ["home/me/src/a.c", "me/src/a.c", "src/a.c", "a.c"]);
         assert_eq!(source_candidates("../../lib/./x/../a.c"), ["lib/a.c", "a.c"]);
         for hostile in ["../../../../etc/passwd", "/../../etc/passwd", "a/../../../etc//passwd", "./../etc/passwd/."] {

@@ -61,11 +61,11 @@ pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, Strin
     let begin = " ".repeat(TITLE - 1);
     let last = items.len().saturating_sub(1);
     for (index, (style, text)) in items.into_iter().enumerate() {
-        // Leave room for the mark that more follows. The first item always fits.
+        // Leave space for the mark that more follows. The first item always fits.
         let text = clip(&text, context.width - TITLE - 2);
         let needed = 1 + width(&text) + if index == last { 0 } else { 2 };
-        let has_room = used + needed <= context.width;
-        let is_full = !has_room && lines.len() == most;
+        let fits = used + needed <= context.width;
+        let is_full = !fits && lines.len() == most;
         if index > 0
             && let Some(line) = lines.last_mut()
         {
@@ -74,7 +74,7 @@ pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, Strin
         if is_full {
             break;
         }
-        if !has_room {
+        if !fits {
             lines.push(begin.clone());
             used = TITLE - 1;
         }

@@ -179,14 +179,14 @@ impl Table {
         for index in 0..widths.len() {
             let title = width(self.columns[index].title);
             let next = self.columns.get(index + 1);
-            let room = match next {
+            let available = match next {
                 Some(next) if next.title.is_empty() && self.columns[index].align == Align::Left => {
                     widths[index] + next.gap + widths[index + 1]
                 }
                 _ => widths[index],
             };
-            if title > room {
-                widths[index] += title - room;
+            if title > available {
+                widths[index] += title - available;
             }
         }
         widths

@@ -40,13 +40,13 @@ pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String
     let about = if lines.left_out > 0 { format!(" · the largest {} lines", rows.len()) } else { String::new() };
     let about = clip(&about, context.width.saturating_sub(width(&title)));
     let mut table = FigureTable::without_numbers(context, &[Column::left("FUNCTION", Style::Name)]);
-    let room = (context.width / 2).max(24);
+    let available = (context.width / 2).max(24);
     let mut rests = Vec::new();
     for (depth, path) in &rows {
         let Some(&last) = path.last() else { continue };
         let names: Vec<&str> = path.iter().map(|&node| nodes[node].name.as_str()).collect();
-        let indent = "  ".repeat((*depth).min(room / 4));
-        let (line, rest) = split(&names, room - indent.len());
+        let indent = "  ".repeat((*depth).min(available / 4));
+        let (line, rest) = split(&names, available - indent.len());
         table.row(context, &nodes[last].pool, vec![format!("{indent}{line}")]);
         rests.push(rest);
     }

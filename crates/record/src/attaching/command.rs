@@ -282,8 +282,8 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_held_command_runs_only_when_released() {
-        let folder = tempfile::tempdir().unwrap();
-        let witness = folder.path().join("ran");
+        let dir = tempfile::tempdir().unwrap();
+        let witness = dir.path().join("ran");
         let command = ["touch".into(), witness.clone().into_os_string()];
         let held = hold(&command).unwrap();
         assert!(std::path::Path::new(&format!("/proc/{}", held.pid)).exists());

@@ -12,7 +12,7 @@ use super::modules::Unhooked;
 use super::probes::{Attaching, Look, Spent, UnderWay, is_alive};
 
 /// Capacity that the list of host changes keeps while few occur.
-const ROOM_FOR_CHANGES: usize = 256;
+const CHANGES_CAPACITY: usize = 256;
 
 /// Whether the recording may be missing everything that a process allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl Attaching {
         self.lead_late_ones(host);
         self.lead_anew();
         self.release_left();
-        changes.shrink_to(ROOM_FOR_CHANGES);
+        changes.shrink_to(CHANGES_CAPACITY);
         self.changes = changes;
         self.hooks.functions().len() != before
     }

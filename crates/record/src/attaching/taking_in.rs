@@ -61,7 +61,7 @@ impl TakenIn {
     }
 }
 
-/// Where there is room for another process.
+/// Where there is a place for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Not all places were taken.
@@ -427,8 +427,8 @@ impl Attaching {
         !self.own.is_empty()
     }
 
-    /// Makes room for a busy process that is to be hooked: if there is none, lets the process go that has been idle
-    /// longest. One that is being prepared has a place. `None` if there is still no room.
+    /// Frees a place for a busy process that is to be hooked: if there is none, lets the process go that has been idle
+    /// longest. One that is being prepared has a place. `None` if there is still no place.
     pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
         let promised = places_of(&self.members.awaited);
         let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, &promised);
@@ -464,7 +464,7 @@ impl Attaching {
             }
             return false;
         }
-        log::info!("process {} is idle and not counted any more, to make room for a busy one", process.tgid);
+        log::info!("process {} is idle and not counted any more, to make way for a busy one", process.tgid);
         self.no_longer_needs_links(process.tgid);
         self.members.taken.remove(&process.tgid);
         // Its program was counted, if it ends before it is hooked again.

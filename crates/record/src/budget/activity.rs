@@ -1,6 +1,6 @@
 //! Which processes are hooked inline next: the busiest that are not counted yet. Allocating takes CPU time, so a
 //! process that uses none has nothing to show, and costs nothing as long as it is not hooked. If too many are hooked,
-//! the one that has been idle longest makes room. Pure.
+//! the one that has been idle longest makes way. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -299,7 +299,7 @@ impl Activity {
         self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
     }
 
-    /// Skips a process that is no target now, or for which there is no room. It is not considered again for a while.
+    /// Skips a process that is no target now, or for which there is no place. It is not considered again for a while.
     pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
         if let Some(known) = self.processes.get_mut(&process) {
             (known.not_before_ns, known.prepared_since_ns) = (now_ns + LONGEST_PAUSE_NS, None);
@@ -939,7 +939,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_been_idle_longest_makes_room_for_who_is_busy() {
+    fn who_has_been_idle_longest_makes_way_for_who_is_busy() {
         let mut activity = full([5, 5, 5]);
         assert_eq!(look(&mut activity, &[(1, 5), (2, 30), (3, 5)], 5_200), [3], "it waits");
         look(&mut activity, &[(1, 5), (2, 30), (3, 80)], 10_100);

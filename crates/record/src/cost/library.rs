@@ -23,13 +23,13 @@ impl PrivateLibrary {
             _ => None,
         });
         let Some(path) = path else { return Ok(None) };
-        let folder = tempfile::tempdir()?;
-        std::fs::copy(path, folder.path().join(NAME))?;
-        Ok(Some(Self(folder)))
+        let dir = tempfile::tempdir()?;
+        std::fs::copy(path, dir.path().join(NAME))?;
+        Ok(Some(Self(dir)))
     }
 
     /// The directory that contains it, for `LD_LIBRARY_PATH`.
-    pub fn folder(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.0.path()
     }
 }

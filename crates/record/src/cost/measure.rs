@@ -168,8 +168,8 @@ pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Me
 }
 
 fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
     }
     let fresh = path.with_extension(format!("{}.new", std::process::id()));
     std::fs::write(&fresh, serde_json::to_vec_pretty(measured)?)?;
@@ -180,13 +180,13 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
 fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
     // SAFETY: `geteuid` takes no arguments and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
-    let folder = if root {
+    let dir = if root {
         PathBuf::from("/run/heapbpf")
     } else {
         PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("heapbpf")
     };
     let forced = link.map(|link| format!("-{link}")).unwrap_or_default();
-    Some(folder.join(format!("probe-costs{forced}.json")))
+    Some(dir.join(format!("probe-costs{forced}.json")))
 }
 
 fn identity(object: &[u8], link: Option<LinkKind>) -> String {
@@ -383,8 +383,8 @@ mod tests {
 
     #[test]
     fn saved_costs_are_read_back_unchanged() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("new/probe-costs.json");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/probe-costs.json");
         keep(&path, &measured()).unwrap();
         let read: Measured = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!(read, measured());

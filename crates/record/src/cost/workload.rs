@@ -48,7 +48,7 @@ impl Workload {
     pub fn start_own(library: Option<&PrivateLibrary>) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         if let Some(library) = library {
-            command.env("LD_LIBRARY_PATH", library.folder());
+            command.env("LD_LIBRARY_PATH", library.dir());
         }
         Self::start(command.arg(WORD))
     }

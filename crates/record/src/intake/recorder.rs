@@ -43,7 +43,7 @@ const LOOK_AT_CLOCK_EVERY: u32 = 256;
 const MOST_THREAD_NAMES: usize = 1 << 16;
 
 /// Number of records for which memory is kept when idle.
-const ROOM_FOR_RECORDS: usize = 1024;
+const RECORDS_CAPACITY: usize = 1024;
 
 /// Source of stacks that the kernel walked by frame pointers.
 pub trait KernelStacks {
@@ -350,7 +350,7 @@ impl Recorder {
                 self.counters.stacks_missing += 1;
                 self.caller(record, Reason::CopyMissing, host)
             }
-            (stack_kind::LOST_NO_ROOM, None) => self.caller(record, Reason::StackRingFull, host),
+            (stack_kind::LOST_NO_SPACE, None) => self.caller(record, Reason::StackRingFull, host),
             (stack_kind::LOST_TABLE_FULL, None) => self.caller(record, Reason::StackTableFull, host),
             _ => self.caller(record, Reason::NoStack, host),
         };
@@ -474,7 +474,7 @@ impl Recorder {
 
     /// Releases memory taken up by a burst of records.
     pub fn shrink(&mut self) {
-        self.join.shrink_to(ROOM_FOR_RECORDS);
+        self.join.shrink_to(RECORDS_CAPACITY);
         self.walked.shrink_to_fit();
         self.callers.shrink_to_fit();
         self.unwinder.sweep();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_processes_make_room_and_their_number_is_bounded() {
+    fn ended_processes_make_way_and_their_number_is_bounded() {
         let mut limits = StackLimits::default();
         (0..2 * MOST_PROCESSES as u32).for_each(|tgid| limits.note(process(tgid), 64 * KIB, true));
         assert_eq!(limits.take_changed().len(), MOST_PROCESSES);

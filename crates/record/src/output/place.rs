@@ -11,7 +11,7 @@ use std::{ffi, fmt};
 
 use heapbpf_host::invoking_user::invoking_user;
 
-use super::{OutputError, folder_of};
+use super::{OutputError, dir_of};
 
 /// How long to wait for a FIFO's reader or a socket's listener.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub enum Place {
     /// A regular file.
     File,
     /// A directory.
-    Folder,
+    Dir,
     /// A symbolic link.
     Link,
     /// A character device: a terminal, `/dev/null`.
@@ -44,7 +44,7 @@ pub enum Place {
 impl Place {
     fn of(kind: FileType) -> Self {
         match kind {
-            kind if kind.is_dir() => Self::Folder,
+            kind if kind.is_dir() => Self::Dir,
             kind if kind.is_symlink() => Self::Link,
             kind if kind.is_char_device() => Self::CharacterDevice,
             kind if kind.is_block_device() => Self::BlockDevice,
@@ -65,7 +65,7 @@ impl fmt::Display for Place {
         f.write_str(match self {
             Self::Free => "missing",
             Self::File => "a file",
-            Self::Folder => "a directory",
+            Self::Dir => "a directory",
             Self::Link => "a symbolic link",
             Self::CharacterDevice | Self::BlockDevice => "a device",
             Self::Fifo => "a FIFO",
@@ -136,7 +136,7 @@ pub(super) fn find(path: &Path, force: bool, naming: Naming) -> Result<Destinati
     let mut at = path.to_path_buf();
     for _ in 0..MOST_LINKS {
         if at.is_dir() || at.as_os_str().as_encoded_bytes().ends_with(b"/") {
-            return Err(OutputError::IsFolder(path.into()));
+            return Err(OutputError::IsDir(path.into()));
         }
         let (place, owner) = look(&at).map_err(failed)?;
         match place {
@@ -159,7 +159,7 @@ fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> 
         LinkRule::NeedsForce => Err(OutputError::Link { path: link.into(), target }),
         LinkRule::OfAnother => Err(OutputError::LinkOfAnother { path: link.into(), target, owner }),
         LinkRule::Follow => {
-            let next = folder_of(link).join(&target);
+            let next = dir_of(link).join(&target);
             // Links in /proc may lead to files without a path, such as `pipe:[4711]`.
             let leads_nowhere = fs::symlink_metadata(&next).is_err() && fs::metadata(link).is_ok();
             if leads_nowhere { Err(OutputError::LinkToOpenFile { path: link.into(), target }) } else { Ok(next) }
@@ -178,8 +178,8 @@ pub fn same_file<'a>(paths: impl IntoIterator<Item = &'a Path>, force: bool) -> 
             // Why it cannot be written is reported for each path separately.
             Err(_) => path.to_path_buf(),
         };
-        let folder = folder_of(&at);
-        let whole = fs::canonicalize(folder).unwrap_or_else(|_| folder.into()).join(at.file_name().unwrap_or_default());
+        let dir = dir_of(&at);
+        let whole = fs::canonicalize(dir).unwrap_or_else(|_| dir.into()).join(at.file_name().unwrap_or_default());
         if let Some((_, earlier)) = seen.iter().find(|(other, _)| *other == whole) {
             return Some((earlier, path));
         }

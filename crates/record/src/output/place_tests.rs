@@ -22,8 +22,8 @@ const TEXT: &[u8] = b"what is written";
 /// Id of a user that no test runs as.
 const SOMEBODY: u32 = 54321;
 
-fn folder() -> TempDir {
-    tempfile::tempdir().expect("a temporary folder")
+fn dir() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory")
 }
 
 fn is_root() -> bool {
@@ -60,8 +60,8 @@ fn place(path: &Path) -> Place {
     super::place::look(path).unwrap().0
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
@@ -109,8 +109,8 @@ fn whose_link_it_is_decides() {
 
 #[test]
 fn a_fifo_is_written_to_and_stays() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     for force in [false, true] {
         check_new_file(&path, force).unwrap();
         let reader = reader(&path);
@@ -118,14 +118,14 @@ fn a_fifo_is_written_to_and_stays() {
         assert_eq!(reader.join().unwrap(), TEXT);
         assert_eq!(place(&path), Place::Fifo);
     }
-    assert_eq!(names(folder.path()), ["x.json"]);
+    assert_eq!(names(dir.path()), ["x.json"]);
 }
 
 /// More than a pipe's capacity: writing blocks until the reader has read.
 #[test]
 fn a_fifo_takes_more_than_it_holds() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     let reader = reader(&path);
     let large = vec![7; 9 << 20];
     write_whole(&path, false, |out| {
@@ -137,8 +137,8 @@ fn a_fifo_takes_more_than_it_holds() {
 
 #[test]
 fn a_fifo_without_a_reader_is_reported_and_a_check_never_waits_for_one() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     check_new_file(&path, false).unwrap();
     let destination = find(&path, false, Naming::ByUser).unwrap();
     assert_eq!(destination, Destination { path: path.clone(), place: Place::Fifo });
@@ -149,8 +149,8 @@ fn a_fifo_without_a_reader_is_reported_and_a_check_never_waits_for_one() {
 
 #[test]
 fn a_reader_that_goes_away_is_an_error() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     // A non-blocking open for reading needs no writer.
     let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
     let error = write_whole(&path, false, |out| {
@@ -163,12 +163,12 @@ fn a_reader_that_goes_away_is_an_error() {
 
 #[test]
 fn a_socket_is_connected_to_and_stays() {
-    let folder = folder();
+    let dir = dir();
     // Longer than a socket address may be.
-    let deep = folder.path().join("a".repeat(120));
+    let deep = dir.path().join("a".repeat(120));
     fs::create_dir(&deep).unwrap();
     for force in [false, true] {
-        let short = folder.path().join(format!("{force}"));
+        let short = dir.path().join(format!("{force}"));
         let listener = listener(&short);
         let path = deep.join(format!("{force}"));
         fs::rename(&short, &path).unwrap();
@@ -185,13 +185,13 @@ fn a_socket_is_connected_to_and_stays() {
 
 #[test]
 fn a_socket_that_nobody_can_connect_to_is_an_error() {
-    let folder = folder();
-    let path = folder.path().join("x.json");
+    let dir = dir();
+    let path = dir.path().join("x.json");
     let _datagrams = UnixDatagram::bind(&path).unwrap();
     assert!(matches!(write(&path, true), Err(OutputError::Io { .. })));
 
     // No one accepts, and the backlog is full.
-    let path = folder.path().join("y.json");
+    let path = dir.path().join("y.json");
     let _listener = UnixListener::bind(&path).unwrap();
     let destination = find(&path, false, Naming::ByUser).unwrap();
     let mut waiting = Vec::new();
@@ -207,9 +207,9 @@ fn a_socket_that_nobody_can_connect_to_is_an_error() {
 
 #[test]
 fn a_device_is_written_to_and_stays() {
-    let folder = folder();
-    let Some(null) = device(&folder.path().join("null.json"), 3) else { return };
-    let Some(full) = device(&folder.path().join("full.json"), 7) else { return };
+    let dir = dir();
+    let Some(null) = device(&dir.path().join("null.json"), 3) else { return };
+    let Some(full) = device(&dir.path().join("full.json"), 7) else { return };
     for force in [false, true] {
         check_new_file(&null, force).unwrap();
         write(&null, force).unwrap();
@@ -217,7 +217,7 @@ fn a_device_is_written_to_and_stays() {
         assert!(error.contains("No space left"), "{error}");
         assert_eq!([place(&null), place(&full)], [Place::CharacterDevice; 2]);
     }
-    assert_eq!(names(folder.path()), ["full.json", "null.json"]);
+    assert_eq!(names(dir.path()), ["full.json", "null.json"]);
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn the_hosts_null_stays_a_device() {
 
 #[test]
 fn what_replaced_the_output_meanwhile_is_not_written() {
-    let folder = folder();
-    let path = folder.path().join("x.json");
+    let dir = dir();
+    let path = dir.path().join("x.json");
     fs::write(&path, "kept").unwrap();
     for was in [Place::Fifo, Place::Socket, Place::CharacterDevice] {
         let error = Destination { path: path.clone(), place: was }.open(Duration::ZERO).unwrap_err();
@@ -247,7 +247,7 @@ fn what_replaced_the_output_meanwhile_is_not_written() {
     }
     // A file that is being written does not replace what appears in its place.
     for force in [false, true] {
-        let path = folder.path().join(format!("{force}.json"));
+        let path = dir.path().join(format!("{force}.json"));
         let result = write_whole(&path, force, |out| {
             fifo(&path);
             out.write_all(TEXT).map_err(|source| OutputError::Io { path: path.clone(), source })
@@ -260,8 +260,8 @@ fn what_replaced_the_output_meanwhile_is_not_written() {
 
 #[test]
 fn a_link_is_refused_unless_forced() {
-    let folder = folder();
-    let at = |name: &str| folder.path().join(name);
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
     fs::write(at("there.json"), "kept").unwrap();
     fifo(&at("fifo"));
     let _listener = UnixListener::bind(at("socket")).unwrap();
@@ -277,32 +277,32 @@ fn a_link_is_refused_unless_forced() {
         fs::remove_file(&link).unwrap();
     }
     assert_eq!(fs::read_to_string(at("there.json")).unwrap(), "kept");
-    assert_eq!(names(folder.path()), ["fifo", "socket", "there.json"]);
+    assert_eq!(names(dir.path()), ["fifo", "socket", "there.json"]);
 }
 
 #[test]
 fn a_forced_link_of_the_users_own_is_followed() {
-    let folder = folder();
-    let elsewhere = folder.path().join("elsewhere");
+    let dir = dir();
+    let elsewhere = dir.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("there.json"), "earlier").unwrap();
     // Relative to the link's directory, and through another link.
     for target in ["there.json", "missing.json"] {
-        symlink(Path::new("elsewhere").join(target), folder.path().join("second")).unwrap();
-        let link = folder.path().join("link.json");
+        symlink(Path::new("elsewhere").join(target), dir.path().join("second")).unwrap();
+        let link = dir.path().join("link.json");
         symlink("second", &link).unwrap();
         check_new_file(&link, true).unwrap();
         write(&link, true).unwrap();
         assert_eq!(fs::read(elsewhere.join(target)).unwrap(), TEXT);
         for name in ["second", "link.json"] {
-            assert_eq!(place(&folder.path().join(name)), Place::Link);
-            fs::remove_file(folder.path().join(name)).unwrap();
+            assert_eq!(place(&dir.path().join(name)), Place::Link);
+            fs::remove_file(dir.path().join(name)).unwrap();
         }
     }
     assert_eq!(names(&elsewhere), ["missing.json", "there.json"]);
-    assert_eq!(names(folder.path()), ["elsewhere"]);
+    assert_eq!(names(dir.path()), ["elsewhere"]);
 
-    let link = folder.path().join("link.json");
+    let link = dir.path().join("link.json");
     let path = fifo(&elsewhere.join("fifo"));
     symlink(&path, &link).unwrap();
     let reader = reader(&path);
@@ -326,8 +326,8 @@ fn a_forced_link_of_the_users_own_is_followed() {
 
 #[test]
 fn links_that_lead_to_no_file_are_reported() {
-    let folder = folder();
-    let link = folder.path().join("link.json");
+    let dir = dir();
+    let link = dir.path().join("link.json");
     let refusal = |target: &Path, force| {
         symlink(target, &link).unwrap();
         let error = check_new_file(&link, force).unwrap_err();
@@ -336,12 +336,12 @@ fn links_that_lead_to_no_file_are_reported() {
         error
     };
     for force in [false, true] {
-        assert!(matches!(refusal(folder.path(), force), OutputError::IsFolder(path) if path == link));
+        assert!(matches!(refusal(dir.path(), force), OutputError::IsDir(path) if path == link));
     }
     assert!(refusal(&link, true).to_string().contains("symbolic links"), "in a circle");
-    assert!(matches!(check_new_file(&folder.path().join("no/x.json"), true), Err(OutputError::NoFolder { .. })));
+    assert!(matches!(check_new_file(&dir.path().join("no/x.json"), true), Err(OutputError::NoDir { .. })));
     symlink("no/x.json", &link).unwrap();
-    assert!(matches!(check_new_file(&link, true), Err(OutputError::NoFolder { .. })));
+    assert!(matches!(check_new_file(&link, true), Err(OutputError::NoDir { .. })));
     fs::remove_file(&link).unwrap();
     // Like /dev/stdout in a pipeline.
     let (_reading, writing) = io::pipe().unwrap();
@@ -359,8 +359,8 @@ fn a_link_of_another_user_is_never_followed() {
     if std::env::var_os("SUDO_UID").is_some_and(|uid| uid.to_str() == Some(&SOMEBODY.to_string())) {
         return skipped("that user runs this test");
     }
-    let folder = folder();
-    let at = |name: &str| folder.path().join(name);
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
     fs::write(at("there.json"), "kept").unwrap();
     for target in ["there.json", "missing.json", "/dev/null"] {
         symlink(target, at("link.json")).unwrap();
@@ -377,18 +377,18 @@ fn a_link_of_another_user_is_never_followed() {
         fs::remove_file(at("own.json")).unwrap();
     }
     assert_eq!(fs::read_to_string(at("there.json")).unwrap(), "kept");
-    assert_eq!(names(folder.path()), ["there.json"]);
+    assert_eq!(names(dir.path()), ["there.json"]);
 }
 
 #[test]
 fn missing_permission_is_noticed_without_opening_the_output() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
     let check = move || check_new_file(&path, false);
     let error = if is_root() {
         let everybody = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(folder.path(), everybody).unwrap();
+        fs::set_permissions(dir.path(), everybody).unwrap();
         let other = thread::spawn(move || {
             // SAFETY: a raw system call with plain integers. It changes the user ids of this thread only, which then
             // has none of root's capabilities, and which ends right after.
@@ -406,8 +406,8 @@ fn missing_permission_is_noticed_without_opening_the_output() {
 /// Paths that heapbpf derives must name regular files: anything else there is not written to, replaced or followed.
 #[test]
 fn derived_paths_are_regular_files_only() {
-    let folder = folder();
-    let at = |name: &str| folder.path().join(name);
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
     let options = WriteOptions::default();
     let profile = testing::small();
     let snapshot = Output::new(at("x.json"), by_name("json").unwrap(), false).numbered(1);
@@ -428,13 +428,13 @@ fn derived_paths_are_regular_files_only() {
         assert!(matches!(refused, OutputError::NotAFile { place: Place::Link, .. }), "{refused}");
         assert_eq!(place(&at(name)), Place::Link);
     }
-    assert_eq!(names(folder.path()), ["x.0001.json", "y.4242.heap"]);
+    assert_eq!(names(dir.path()), ["x.0001.json", "y.4242.heap"]);
 }
 
 #[test]
 fn files_per_process_are_written_to_a_fifo_one_after_the_other() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.heap"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.heap"));
     let output = Output::new(&path, by_name("heap_v2").unwrap(), false);
     assert_eq!(output.special(), Some(Place::Fifo));
     assert!(!output.takes_snapshots());
@@ -449,17 +449,17 @@ fn files_per_process_are_written_to_a_fifo_one_after_the_other() {
     }
     assert_eq!(both.as_bytes(), expected);
     assert_eq!(both.matches("heap_v2/").count(), 2);
-    assert_eq!(names(folder.path()), ["x.heap"]);
+    assert_eq!(names(dir.path()), ["x.heap"]);
 }
 
 #[test]
 fn if_the_encoder_fails_a_fifo_stays_and_its_reader_gets_nothing() {
-    let folder = folder();
-    let path = fifo(&folder.path().join("x.json"));
+    let dir = dir();
+    let path = fifo(&dir.path().join("x.json"));
     let reader = reader(&path);
     let result = write_whole(&path, false, |out| {
         out.write_all(TEXT).unwrap();
-        Err(OutputError::IsFolder("stop".into()))
+        Err(OutputError::IsDir("stop".into()))
     });
     assert!(result.is_err());
     assert!(reader.join().unwrap().is_empty());
@@ -467,10 +467,10 @@ fn if_the_encoder_fails_a_fifo_stays_and_its_reader_gets_nothing() {
 
 #[test]
 fn paths_that_lead_to_the_same_file_are_found() {
-    let (folder, other) = (folder(), folder());
-    let at = |name: &str| folder.path().join(name);
+    let (dir, other) = (dir(), dir());
+    let at = |name: &str| dir.path().join(name);
     fs::create_dir(at("sub")).unwrap();
-    symlink(folder.path(), other.path().join("again")).unwrap();
+    symlink(dir.path(), other.path().join("again")).unwrap();
     symlink(at("a.json"), other.path().join("link.json")).unwrap();
     fs::write(at("b.json"), "").unwrap();
     let [a, b, c] = ["a.json", "b.json", "c.json"].map(at);

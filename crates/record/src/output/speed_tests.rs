@@ -33,12 +33,12 @@ fn speed() {
     let profile = testing::large(50_000, 40);
     println!("50,000 stacks x 40 frames, {} MiB resident", resident().1);
     println!("format        wall s   CPU s  CPU s without the file       MiB  more MiB resident");
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let options = WriteOptions::default();
     // Memory figures are right for one format per process only: a later format reuses what an earlier one freed.
     let only = std::env::var("HEAPBPF_SPEED_FORMAT").ok();
     for format in FORMATS.iter().filter(|format| only.as_deref().is_none_or(|only| only == format.name())) {
-        let path = folder.path().join(format!("x{}", format.extensions()[0]));
+        let path = dir.path().join(format!("x{}", format.extensions()[0]));
         let output = Output::new(&path, format, true);
         fs::write("/proc/self/clear_refs", "5").expect("resets the peak");
         let before = resident().1;

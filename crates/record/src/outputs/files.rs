@@ -130,7 +130,7 @@ impl SnapshotFiles {
 fn earlier(outputs: &[Output]) -> BTreeMap<u32, Vec<PathBuf>> {
     let mut found: BTreeMap<u32, Vec<PathBuf>> = BTreeMap::new();
     for output in outputs {
-        let entries = std::fs::read_dir(output::folder_of(output.path())).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(output::dir_of(output.path())).into_iter().flatten().flatten();
         for entry in entries {
             let path = entry.path();
             let name = path.file_name().and_then(OsStr::to_str);
@@ -190,18 +190,18 @@ mod tests {
 
     use super::*;
 
-    fn names(folder: &std::path::Path) -> Vec<String> {
+    fn names(dir: &std::path::Path) -> Vec<String> {
         let mut names: Vec<String> =
-            std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
 
     #[test]
     fn a_file_that_cannot_be_written_takes_no_other_with_it() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let outputs = ["gone/a.json", "b.folded"].map(|name| {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
         });
         let mut told = Vec::new();
@@ -210,14 +210,14 @@ mod tests {
         assert!(told.iter().eq(outputs.iter().map(Output::path)));
         assert!(result.unwrap_err().to_string().contains("a.json"));
         assert_eq!(written.len(), 1);
-        assert_eq!(names(folder.path()), ["b.folded"]);
+        assert_eq!(names(dir.path()), ["b.folded"]);
     }
 
     #[test]
-    fn the_oldest_snapshots_make_room_and_one_is_written_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
+    fn the_oldest_snapshots_make_way_and_one_is_written_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
         let outputs = ["a.json", "b.folded"].map(|name| {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
         });
         let mut files = SnapshotFiles::new(&outputs, WriteOptions::default(), Some(2));
@@ -231,22 +231,22 @@ mod tests {
             assert!(files.next().is_none(), "the one before is not written yet");
             turn.write(&testing::small()).unwrap();
         }
-        assert_eq!(names(folder.path()), ["a.0003.json", "a.0004.json", "b.0003.folded", "b.0004.folded"]);
-        assert_eq!(files.written(), Some((4, folder.path().join("a.0004.json"))));
+        assert_eq!(names(dir.path()), ["a.0003.json", "a.0004.json", "b.0003.folded", "b.0004.folded"]);
+        assert_eq!(files.written(), Some((4, dir.path().join("a.0004.json"))));
         // The next recording continues the numbers.
         let mut files = SnapshotFiles::new(&outputs, WriteOptions::default(), Some(2));
         assert_eq!(files.written(), None, "those are another's");
         files.ask("again".into());
         files.next().unwrap().0.write(&testing::small()).unwrap();
-        assert_eq!(names(folder.path()), ["a.0004.json", "a.0005.json", "b.0004.folded", "b.0005.folded"]);
+        assert_eq!(names(dir.path()), ["a.0004.json", "a.0005.json", "b.0004.folded", "b.0005.folded"]);
     }
 
     #[test]
     fn what_is_no_file_has_no_snapshots_and_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = |name: &str| std::os::unix::net::UnixListener::bind(folder.path().join(name)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let listener = |name: &str| std::os::unix::net::UnixListener::bind(dir.path().join(name)).unwrap();
         let output = |name: &str| {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
         };
         let _listeners = ["special.json", "a.0003.json"].map(listener);
@@ -260,6 +260,6 @@ mod tests {
             files.ask("asked for".into());
             files.next().unwrap().0.write(&testing::small()).unwrap();
         }
-        assert_eq!(names(folder.path()), ["a.0003.json", "a.0005.json", "special.json"]);
+        assert_eq!(names(dir.path()), ["a.0003.json", "a.0005.json", "special.json"]);
     }
 }

@@ -273,9 +273,9 @@ mod tests {
 
     #[test]
     fn cached_files_do_not_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let group = Group { directory: folder.path().into(), names: VERSION_2 };
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let group = Group { directory: dir.path().into(), names: VERSION_2 };
         write("memory.max", "1000\n");
         write("memory.current", "950\n");
         assert_eq!(group.read(), Some((950, 1000)));

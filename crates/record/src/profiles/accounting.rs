@@ -266,12 +266,12 @@ impl Remedies<'_> {
     }
 }
 
-/// What limits the set of sampled blocks in a process, and what makes room.
+/// What limits the set of sampled blocks in a process, and what makes space.
 fn why_set_is_full(bound: SetBound) -> String {
     match bound {
         SetBound::Size(blocks) => format!(
-            "the set of sampled blocks in their process has room for {}, which its size and the interval decided when it \
-             got its hooks. Use a larger -i",
+            "the set of sampled blocks in their process has space for {}, which its size and the interval decided when \
+             it got its hooks. Use a larger -i",
             units::count(blocks as f64)
         ),
         SetBound::LiveMax(most) => {
@@ -547,7 +547,7 @@ mod tests {
     }
 
     /// 165,000 calls of 4 bytes, of which a quarter has a whole stack. Probes cannot wait, and half as many samples as
-    /// were whole leave room for bursts.
+    /// were whole leave space for bursts.
     #[test]
     fn where_stacks_are_lost_an_interval_is_advised() {
         let counters = Counters {
@@ -596,7 +596,7 @@ mod tests {
         let said = remarks(&counters, &DaemonCounters::default(), &remedies);
         let expected = [
             ("6 ", "the live map was full"),
-            ("4 ", "room for 65,536"),
+            ("4 ", "space for 65,536"),
             ("1 ", "made for --live-max 100"),
             ("5 ", "the limit on bytes of x"),
             ("2 ", "no set of sampled blocks in a process is larger"),

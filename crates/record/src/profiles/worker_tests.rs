@@ -412,7 +412,7 @@ fn a_client_that_asks_often_gets_the_same_rows() {
         assert_eq!(made.profile.rows, expected.profile.rows, "{numbers:?}");
         assert_eq!(made.profile.rows.len(), numbers.len());
         let emptied = std::mem::take(&mut *often.emptied.lock().unwrap());
-        assert!(emptied.is_empty() && emptied.capacity() >= numbers.len(), "its room is used again");
+        assert!(emptied.is_empty() && emptied.capacity() >= numbers.len(), "its capacity is used again");
         old = made.profile.rows;
     }
 }

@@ -365,8 +365,8 @@ mod tests {
 
     #[test]
     fn a_command_that_is_still_held_never_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        let witness = folder.path().join("ran");
+        let dir = tempfile::tempdir().unwrap();
+        let witness = dir.path().join("ran");
         let state = CommandState::hold(&["touch".into(), witness.clone().into_os_string()]).unwrap();
         let pid = i32::try_from(state.held.as_ref().unwrap().pid).ok().and_then(Pid::from_raw).unwrap();
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();

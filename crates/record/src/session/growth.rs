@@ -56,7 +56,7 @@ impl Session {
     }
 
     /// Makes the rings large enough for what this interval samples, before it is set.
-    pub(super) fn make_room_for(&mut self, interval: u64) {
+    pub(super) fn make_space_for(&mut self, interval: u64) {
         let (plan, growth) = (&self.plan, &mut self.kernel.growth);
         if plan.kernel.rings.are_fixed() {
             return;

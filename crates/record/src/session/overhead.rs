@@ -72,7 +72,7 @@ impl Session {
     /// Sets the sampling interval if a different one was chosen.
     fn set_interval(&mut self) {
         let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
-        self.make_room_for(interval);
+        self.make_space_for(interval);
         let draw = draw_constants(interval);
         let set = draw.map(|draw| self.attaching.control.set_draw(draw)).transpose();
         if let (Some(draw), Some(inline)) = (draw, &mut self.attaching.inline) {

@@ -27,7 +27,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
         return;
     }
     let file = compiled("torture");
-    let root = tempfile::tempdir().expect("a temporary folder can be made");
+    let root = tempfile::tempdir().expect("a temporary directory can be made");
     // Linked statically, so that the new root needs no libraries.
     let source = format!("{}/tests/programs/torture.c", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
@@ -159,7 +159,7 @@ fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
         return;
     }
     let file = compiled("torture");
-    let dir = file.parent().expect("a folder");
+    let dir = file.parent().expect("a directory");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir, open).expect("it is ours");
     // A program that may be run but not read cannot be dumped.

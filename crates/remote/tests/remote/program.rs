@@ -80,7 +80,7 @@ pub fn compiled(name: &str) -> PathBuf {
 /// The same with these compiler options.
 pub fn compiled_with(name: &str, options: &[&str]) -> PathBuf {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let dir = DIR.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
+    let dir = DIR.get_or_init(|| tempfile::tempdir().expect("a temporary directory can be made"));
     let path = dir.path().join([&[name], options].concat().concat());
     if !path.exists() {
         let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));

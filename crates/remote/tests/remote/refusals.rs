@@ -147,7 +147,7 @@ fn a_32_bit_program_is_refused() {
     if !program::can_trace() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (source, file) = (dir.path().join("narrow.c"), dir.path().join("narrow"));
     std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"pause\"); }").expect("it is ours");
     let mut cc = Command::new("cc");
@@ -241,9 +241,9 @@ fn a_plan_for_addresses_that_were_taken_since_may_be_made_anew() {
             mapped => break mapped,
         }
     };
-    again().expect("there is room");
+    again().expect("there is space");
     let before = program::traces(program.pid());
-    let error = again().expect_err("there is no room any more");
+    let error = again().expect_err("there is no space any more");
     assert!(matches!(error, Error::Busy { why: Busy::Changed, .. }), "{error}");
     assert_eq!(program::traces(program.pid()), before, "what is there was not touched");
     program::take_out(program.pid());

@@ -173,7 +173,7 @@ fn lacking(counts: &Counts, on_disk: bool) -> Option<String> {
     let they = if counts.waiting == 1 { "it waits" } else { "they wait" };
     let then = if on_disk { format!("; {they} in the spool for the next run") } else { String::new() };
     let waiting = (counts.waiting > 0).then(|| format!("{} not delivered{then}", profiles(counts.waiting)));
-    let dropped = (counts.dropped > 0).then(|| format!("{} dropped for lack of room", profiles(counts.dropped)));
+    let dropped = (counts.dropped > 0).then(|| format!("{} dropped for lack of space", profiles(counts.dropped)));
     let parts: Vec<String> = waiting.into_iter().chain(dropped).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
@@ -202,8 +202,8 @@ mod tests {
         assert_eq!(told(0, 0, true), None);
         assert_eq!(told(2, 0, false).unwrap(), "2 profiles not delivered");
         let both =
-            "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for lack of room";
+            "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for lack of space";
         assert_eq!(told(1, 3, true).unwrap(), both);
-        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for lack of room");
+        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for lack of space");
     }
 }

@@ -45,19 +45,19 @@ impl Store {
             Self::Disk(spool) => return spool.push(batch),
         };
         if batch.body.len() > MOST_BYTES {
-            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(batch.body.len() as u64)) };
+            return Pushed { dropped: 0, kept: Err(NotKept::TooLarge(batch.body.len() as u64)) };
         }
         *bytes += batch.body.len();
         batches.push_back((*next, batch.clone()));
         *next += 1;
-        let mut made_room = 0;
+        let mut dropped = 0;
         while *bytes > MOST_BYTES
             && let Some((_, old)) = batches.pop_front()
         {
             *bytes -= old.body.len();
-            made_room += 1;
+            dropped += 1;
         }
-        Pushed { made_room, kept: Ok(()) }
+        Pushed { dropped, kept: Ok(()) }
     }
 
     /// Removes a batch, if it is still there.
@@ -93,7 +93,7 @@ impl Store {
     /// Returns the message for the first batches that are dropped.
     fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
         let (most, place, remedy) = match self {
-            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER keeps more on disk"),
+            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool DIR keeps more on disk"),
             Self::Disk(spool) => (spool.most_bytes(), "the spool", "raise --spool-bytes"),
         };
         let most = units::bytes(most as f64);
@@ -102,11 +102,11 @@ impl Store {
                 let size = units::bytes(*size as f64);
                 Some(format!("a profile of {size} was dropped: at most {most} may wait in {place}; {remedy}"))
             }
-            Pushed { made_room: 0, .. } => None,
-            Pushed { made_room, .. } => {
-                let s = if *made_room == 1 { "" } else { "s" };
+            Pushed { dropped: 0, .. } => None,
+            Pushed { dropped, .. } => {
+                let s = if *dropped == 1 { "" } else { "s" };
                 Some(format!(
-                    "{made_room} profile{s} dropped (oldest first): at most {most} may wait in {place}; {remedy}"
+                    "{dropped} profile{s} dropped (oldest first): at most {most} may wait in {place}; {remedy}"
                 ))
             }
         }
@@ -170,7 +170,7 @@ impl Queue {
     pub fn push(&self, batch: &Batch) -> Option<String> {
         let mut state = self.lock();
         let pushed = state.store.push(batch);
-        let mut dropped = pushed.made_room;
+        let mut dropped = pushed.dropped;
         let is_gone = |number: u64| state.store.first_number().is_none_or(|first| first > number);
         if !state.sending_dropped && state.sending.is_some_and(is_gone) {
             // It may still be delivered.
@@ -182,7 +182,7 @@ impl Queue {
         let told = match &pushed.kept {
             Err(NotKept::Io(error)) => return Some(format!("a profile was not kept for delivery: {error}")),
             Err(NotKept::TooLarge(_)) => &mut state.told.1,
-            Ok(()) if pushed.made_room > 0 => &mut state.told.0,
+            Ok(()) if pushed.dropped > 0 => &mut state.told.0,
             Ok(()) => return None,
         };
         if std::mem::replace(told, true) { None } else { state.store.dropped_text(&pushed) }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_go_in_order_and_the_oldest_make_room() {
+    fn batches_go_in_order_and_the_oldest_are_dropped() {
         let queue = Queue::in_memory();
         for number in 0..4 {
             queue.push(&batch(number, MOST_BYTES / 3));
@@ -301,7 +301,7 @@ mod tests {
 
     /// A batch that is dropped while it is being sent is counted once, by its outcome, and no count falls.
     #[test]
-    fn what_made_room_while_it_was_sent_counts_once() {
+    fn what_was_dropped_while_it_was_sent_counts_once() {
         for (delivered, expected) in [(Some(true), [1, 0, 0]), (Some(false), [0, 1, 0]), (None, [0, 0, 1])] {
             let queue = Queue::in_memory();
             queue.push(&batch(1, MOST_BYTES));
@@ -323,7 +323,7 @@ mod tests {
         let queue = Queue::in_memory();
         assert_eq!(queue.push(&batch(1, 10)), None);
         let told = queue.push(&batch(2, MOST_BYTES + 1)).unwrap();
-        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool FOLDER"), "{told}");
+        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool DIR"), "{told}");
         assert_eq!(queue.push(&batch(2, MOST_BYTES + 1)), None);
         let counts = queue.counts();
         assert_eq!((counts.dropped, counts.waiting, queue.next().unwrap().1.body[0]), (2, 1, 1));
@@ -334,10 +334,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_at_the_end_waits_for_the_next_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
         spool.push(&batch(1, 10)).kept.unwrap();
-        spool.folder = "/dev/null".into();
+        spool.dir = "/dev/null".into();
         let queue = Queue::new(Store::Disk(spool));
         queue.close();
         assert_eq!((queue.next(), queue.counts().dropped, queue.counts().waiting), (None, 0, 1));
@@ -345,9 +345,9 @@ mod tests {
 
     /// What is sent is not the oldest then.
     #[test]
-    fn what_made_room_together_with_an_unreadable_one_counts_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 2100 }, "x").unwrap();
+    fn what_was_dropped_together_with_an_unreadable_one_counts_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2100 }, "x").unwrap();
         (1..=2).for_each(|number| spool.push(&batch(number, 1000)).kept.unwrap());
         spool.make_unreadable(0);
         let queue = Queue::new(Store::Disk(spool));
@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn of_a_spool_that_is_too_small_its_size_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let queue = Queue::on_disk(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let queue = Queue::on_disk(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
         let told = queue.push(&batch(1, 1 << 20)).unwrap();
         assert!(told.contains("1.00 MiB") && told.contains("2.00 KiB") && told.contains("--spool-bytes"), "{told}");
         assert_eq!((queue.counts().dropped, queue.counts().waiting), (1, 0));

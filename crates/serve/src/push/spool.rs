@@ -18,7 +18,7 @@ use super::batch::Batch;
 #[derive(Clone, Debug)]
 pub struct SpoolOptions {
     /// The directory. Each destination has its own subdirectory.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// Maximum number of bytes that wait for one destination.
     pub most_bytes: u64,
 }
@@ -27,18 +27,18 @@ pub struct SpoolOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The directory cannot be used.
-    #[error("cannot keep profiles in the spool {folder}: {source}")]
+    #[error("cannot keep profiles in the spool {dir}: {source}")]
     Io {
         /// The destination's directory.
-        folder: PathBuf,
+        dir: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
     /// Another user could read or change what is kept there.
-    #[error("cannot keep profiles in the spool {folder}: {what}; remove it, or choose another folder for --spool")]
+    #[error("cannot keep profiles in the spool {dir}: {what}; remove it, or choose another directory for --spool")]
     NotOurs {
         /// The directory, or the link in its place.
-        folder: PathBuf,
+        dir: PathBuf,
         /// Why it is not exclusively ours.
         what: String,
     },
@@ -48,7 +48,7 @@ pub enum SpoolError {
 #[derive(Debug)]
 pub struct Pushed {
     /// Number of older batches dropped to make space.
-    pub made_room: u64,
+    pub dropped: u64,
     /// Whether it waits to be delivered.
     pub kept: Result<(), NotKept>,
 }
@@ -71,10 +71,10 @@ const LOCK: &str = ".lock";
 /// The batches of one destination.
 #[derive(Debug)]
 pub struct Spool {
-    /// Keeps [`Spool::folder`] the directory that was checked, whatever happens to its name.
+    /// Keeps [`Spool::dir`] the directory that was checked, whatever happens to its name.
     open: File,
     /// The directory, by its descriptor.
-    pub(super) folder: PathBuf,
+    pub(super) dir: PathBuf,
     most_bytes: u64,
     /// Sizes in bytes by file number.
     files: BTreeMap<u64, u64>,
@@ -90,26 +90,26 @@ impl Spool {
     /// The directory cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-        let named = options.folder.join(destination.chars().map(safe).collect::<String>());
-        let failed = |source| SpoolError::Io { folder: named.clone(), source };
-        let open = own_folder(&options.folder, &named)?;
-        let folder = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let named = options.dir.join(destination.chars().map(safe).collect::<String>());
+        let failed = |source| SpoolError::Io { dir: named.clone(), source };
+        let open = own_dir(&options.dir, &named)?;
+        let dir = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
-            .open(folder.join(LOCK))
+            .open(dir.join(LOCK))
             .map_err(failed)?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf is pushing from it")),
             fs::TryLockError::Error(error) => failed(error),
         })?;
         // Only an attempt shows whether the directory is writable.
-        tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder).map_err(failed)?;
+        tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&dir).map_err(failed)?;
         let mut files = BTreeMap::new();
-        for entry in fs::read_dir(&folder).map_err(failed)? {
+        for entry in fs::read_dir(&dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
                 fs::remove_file(entry.path()).map_err(failed)?;
@@ -118,11 +118,11 @@ impl Spool {
             }
         }
         let (bytes, next) = (files.values().sum(), files.last_key_value().map_or(0, |(last, _)| last + 1));
-        Ok(Self { open, folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
+        Ok(Self { open, dir, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
     }
 
     fn path(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("{number:012}.{EXTENSION}"))
+        self.dir.join(format!("{number:012}.{EXTENSION}"))
     }
 
     /// Maximum number of bytes that wait.
@@ -141,23 +141,23 @@ impl Spool {
         let bytes = batch.to_bytes();
         let size = bytes.len() as u64;
         if size > self.most_bytes {
-            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(size)) };
+            return Pushed { dropped: 0, kept: Err(NotKept::TooLarge(size)) };
         }
-        let mut made_room = 0;
+        let mut dropped = 0;
         while self.bytes + size > self.most_bytes
             && let Some(oldest) = self.first_number()
         {
             self.remove(oldest);
-            made_room += 1;
+            dropped += 1;
         }
-        Pushed { made_room, kept: self.write(&bytes).map_err(NotKept::Io) }
+        Pushed { dropped, kept: self.write(&bytes).map_err(NotKept::Io) }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let size = bytes.len() as u64;
         let number = self.next;
         self.next += 1;
-        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.dir)?;
         file.write_all(bytes)?;
         // Otherwise the name could exist without the content after a machine crash.
         file.as_file().sync_all()?;
@@ -212,9 +212,9 @@ impl Spool {
 
 /// Opens a destination's directory, and creates it if needed. Follows no link in its place, and no other user's link in
 /// the place of the directory above.
-fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
-    let failed = |source| SpoolError::Io { folder: folder.into(), source };
-    let not_ours = |folder: &Path, what: String| Err(SpoolError::NotOurs { folder: folder.into(), what });
+fn own_dir(above: &Path, dir: &Path) -> Result<File, SpoolError> {
+    let failed = |source| SpoolError::Io { dir: dir.into(), source };
+    let not_ours = |dir: &Path, what: String| Err(SpoolError::NotOurs { dir: dir.into(), what });
     // SAFETY: `geteuid` takes no arguments and cannot fail.
     let own = unsafe { libc::geteuid() };
     if let Ok(metadata) = fs::symlink_metadata(above)
@@ -224,23 +224,23 @@ fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
         return not_ours(above, format!("it is a symbolic link of another user (uid {})", metadata.uid()));
     }
     DirBuilder::new().recursive(true).mode(0o700).create(above).map_err(failed)?;
-    match DirBuilder::new().mode(0o700).create(folder) {
+    match DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let open = match OpenOptions::new().read(true).custom_flags(flags).open(folder) {
+    let open = match OpenOptions::new().read(true).custom_flags(flags).open(dir) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR)) => {
-            return not_ours(folder, "it is not a folder".into());
+            return not_ours(dir, "it is not a directory".into());
         }
         opened => opened.map_err(failed)?,
     };
     let metadata = open.metadata().map_err(failed)?;
     if metadata.uid() != own {
-        return not_ours(folder, format!("it belongs to another user (uid {})", metadata.uid()));
+        return not_ours(dir, format!("it belongs to another user (uid {})", metadata.uid()));
     }
     if metadata.mode() & 0o022 != 0 {
-        return not_ours(folder, format!("others may write to it (mode {:03o})", metadata.mode() & 0o777));
+        return not_ours(dir, format!("others may write to it (mode {:03o})", metadata.mode() & 0o777));
     }
     Ok(open)
 }
@@ -279,9 +279,9 @@ mod tests {
 
     /// Adds a batch that is kept. Returns how many older ones were dropped for it.
     fn pushed(spool: &mut Spool, number: u8) -> u64 {
-        let Pushed { made_room, kept } = spool.push(&batch(number));
+        let Pushed { dropped, kept } = spool.push(&batch(number));
         kept.unwrap();
-        made_room
+        dropped
     }
 
     fn body(spool: &mut Spool) -> Option<u8> {
@@ -290,14 +290,14 @@ mod tests {
 
     #[test]
     fn batches_outlive_the_process_in_order_and_disk_is_bounded() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = SpoolOptions { folder: folder.path().join("deep"), most_bytes: 5100 };
+        let dir = tempfile::tempdir().unwrap();
+        let options = SpoolOptions { dir: dir.path().join("deep"), most_bytes: 5100 };
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
         let dropped: u64 = (0..20).map(|number| pushed(&mut spool, number)).sum();
         assert_eq!((dropped, spool.waiting().0), (15, 5));
         let error = Spool::open(&options, "otlp+http://c:4318/x").unwrap_err();
         assert!(error.to_string().contains("another heapbpf"), "{error}");
-        let rest = options.folder.join("otlp_http___c_4318_x/.heapbpf-Zx1");
+        let rest = options.dir.join("otlp_http___c_4318_x/.heapbpf-Zx1");
         fs::write(&rest, "half of a batch").unwrap();
         drop(spool);
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn batches_outlive_a_crash_of_the_machine() {
         let Some(disk) = Disk::new() else { return heapbpf_testing::skipped("no file system can be made and mounted") };
-        let options = SpoolOptions { folder: disk.root(), most_bytes: 1 << 20 };
+        let options = SpoolOptions { dir: disk.root(), most_bytes: 1 << 20 };
         let mut spool = Spool::open(&options, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
         // Another file is synced to the disk, and with it all names.
@@ -382,12 +382,12 @@ mod tests {
 
     #[test]
     fn what_is_too_large_for_the_spool_costs_no_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = SpoolOptions { folder: folder.path().into(), most_bytes: 3100 };
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = SpoolOptions { dir: dir.path().into(), most_bytes: 3100 };
         let mut spool = Spool::open(&options, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
         let large = spool.push(&Batch { body: vec![9; 3100], ..batch(9) });
-        assert!(large.made_room == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
+        assert!(large.dropped == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
         assert_eq!((body(&mut spool), spool.waiting().0), (Some(1), 3));
         // What an earlier run kept is delivered whole, even if the spool is smaller now.
         drop(spool);
@@ -407,13 +407,13 @@ mod tests {
     /// An error that says nothing about the files, such as EMFILE; here ENOTDIR.
     #[test]
     fn what_cannot_be_read_now_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(&SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 }, "x").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 1 << 20 }, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
-        let there = std::mem::replace(&mut spool.folder, "/dev/null".into());
+        let there = std::mem::replace(&mut spool.dir, "/dev/null".into());
         let (first, removed) = spool.first();
         assert_eq!((first.unwrap_err().raw_os_error(), removed, spool.waiting().0), (Some(libc::ENOTDIR), 0, 3));
-        spool.folder = there;
+        spool.dir = there;
         assert_eq!(body(&mut spool), Some(1));
         // What is no batch and never becomes one does not stay in the way.
         fs::remove_file(spool.path(0)).unwrap();
@@ -432,37 +432,37 @@ mod tests {
 
     #[test]
     fn what_is_no_batch_is_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };
+        let dir = tempfile::tempdir().unwrap();
+        let options = SpoolOptions { dir: dir.path().into(), most_bytes: 1 << 20 };
         let mut spool = Spool::open(&options, "x").unwrap();
         pushed(&mut spool, 1);
         pushed(&mut spool, 2);
         fs::write(spool.path(0), "broken").unwrap();
-        fs::write(folder.path().join("x").join("notes.txt"), "not ours").unwrap();
+        fs::write(dir.path().join("x").join("notes.txt"), "not ours").unwrap();
         let (first, unreadable) = spool.first();
         assert_eq!((first.unwrap().unwrap().1.body[0], unreadable), (2, 1));
-        let error = Spool::open(&SpoolOptions { folder: "/proc/nowhere".into(), most_bytes: 1 }, "x").unwrap_err();
+        let error = Spool::open(&SpoolOptions { dir: "/proc/nowhere".into(), most_bytes: 1 }, "x").unwrap_err();
         assert!(error.to_string().contains("/proc/nowhere"));
     }
 
     #[test]
     fn what_others_planted_is_not_followed() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         // Everybody may write here.
-        let shared = folder.path().join("shared");
-        let victim = folder.path().join("victim");
+        let shared = dir.path().join("shared");
+        let victim = dir.path().join("victim");
         fs::create_dir(&shared).unwrap();
         fs::create_dir(&victim).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
-        let options = SpoolOptions { folder: shared.clone(), most_bytes: 1 << 20 };
+        let options = SpoolOptions { dir: shared.clone(), most_bytes: 1 << 20 };
         let refused = |destination: &str, why: &str| {
             let error = Spool::open(&options, destination).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("--spool"), "{error}");
         };
         symlink(&victim, shared.join("a")).unwrap();
-        refused("a", "not a folder");
-        symlink(folder.path().join("missing"), shared.join("b")).unwrap();
-        refused("b", "not a folder");
+        refused("a", "not a directory");
+        symlink(dir.path().join("missing"), shared.join("b")).unwrap();
+        refused("b", "not a directory");
         fs::create_dir(shared.join("c")).unwrap();
         fs::set_permissions(shared.join("c"), fs::Permissions::from_mode(0o777)).unwrap();
         refused("c", "others may write");
@@ -471,10 +471,10 @@ mod tests {
             fs::create_dir(shared.join("d")).unwrap();
             std::os::unix::fs::chown(shared.join("d"), Some(65534), None).unwrap();
             refused("d", "another user (uid 65534)");
-            let link = folder.path().join("link");
+            let link = dir.path().join("link");
             symlink(&victim, &link).unwrap();
             std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
-            let error = Spool::open(&SpoolOptions { folder: link, most_bytes: 1 }, "x").unwrap_err().to_string();
+            let error = Spool::open(&SpoolOptions { dir: link, most_bytes: 1 }, "x").unwrap_err().to_string();
             assert!(error.contains("symbolic link of another user"), "{error}");
         }
         // A link inside our own directory, however it got there.

@@ -94,7 +94,7 @@ impl Client {
             return Err("its build ID has an unusual length".into());
         }
         let Some(cache) = self.cache.clone() else {
-            return Err("there is no cache folder for debuginfod (HOME is not set)".into());
+            return Err("there is no cache directory for debuginfod (HOME is not set)".into());
         };
         let id = hex(build_id);
         match cache.get(&id) {

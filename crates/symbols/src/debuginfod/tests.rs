@@ -25,7 +25,7 @@ struct Setting {
 
 impl Setting {
     fn new() -> Option<Self> {
-        let dir = tempfile::tempdir().expect("temporary folder");
+        let dir = tempfile::tempdir().expect("temporary directory");
         let file = fs::read(compile(dir.path())?).expect("readable");
         let id = heapbpf_elf::build_id::of(&file).expect("asked for");
         Some(Self { dir, file, id })
@@ -229,7 +229,7 @@ fn a_cache_that_cannot_be_used_is_told() {
     let good = Server::saying("200 OK", setting.file.clone());
     fs::write(setting.cache(), "a file").expect("writes");
     let mut client = setting.client(&[&good]);
-    let why = client.find(&setting.id).expect_err("no folder");
+    let why = client.find(&setting.id).expect_err("no directory");
     assert!(why.starts_with("debuginfod's cache: "), "{why}");
     let settings = Settings { cache: None, servers: vec![good.url.clone()], limits: Limits::default() };
     assert!(Client::new(settings).find(&setting.id).expect_err("no home").contains("HOME"));
@@ -284,7 +284,7 @@ fn settings_are_those_of_elfutils() {
     assert_eq!(read(&[], &[]), None);
     assert_eq!(read(&[], &[("DEBUGINFOD_URLS", "  ")]), None);
     let urls = ("DEBUGINFOD_URLS", "http://b/ ima:enforcing ftp://x https://a/path/ http://b");
-    let home = tempfile::tempdir().expect("temporary folder");
+    let home = tempfile::tempdir().expect("temporary directory");
     let home_variable = ("HOME", home.path().to_str().expect("UTF-8"));
     let found = read(&["http://c"], &[urls, home_variable]).expect("servers");
     assert_eq!(found.servers, ["http://c", "http://b", "https://a/path"]);

@@ -35,7 +35,7 @@ fn options(directory: &Path) -> Options {
 
 #[test]
 fn hostile_profiles_get_reasons() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let own = std::fs::read("/proc/self/exe").expect("readable");
     let build_id = heapbpf_elf::build_id::of(&own);
     let module = |path: &str, build_id: Option<Vec<u8>>| Module { path: path.into(), build_id, ..Module::default() };
@@ -68,7 +68,7 @@ fn hostile_profiles_get_reasons() {
 /// A small profile can name many modules. Each costs several attempts to open a file, so their number is bounded.
 #[test]
 fn many_modules_are_bounded() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let count = (1 << 16) + 1000;
     let modules = (0..count).map(|at| Module { path: format!("/none/{at}").into(), ..Module::default() }).collect();
     let frames = (0..count).map(|module| at(module, 1)).collect();
@@ -83,7 +83,7 @@ fn many_modules_are_bounded() {
 /// Names from the recording are kept, and JIT code keeps its reason.
 #[test]
 fn what_is_known_stays() {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("temporary directory");
     let modules = vec![Module { path: "//anon".into(), ..Module::default() }];
     let named = Arc::new(Frame { function: Some("kept".into()), ..Frame::clone(&at(0, 1)) });
     let made = Arc::new(Frame { reason: Some("code made at run time".into()), ..Frame::clone(&at(0, 2)) });

@@ -22,7 +22,7 @@ impl Library {
     /// # Panics
     /// If the library cannot be written or loaded.
     pub fn compile(source: &str, flags: &[&str]) -> Option<Self> {
-        let directory = tempfile::tempdir().expect("temporary folder");
+        let directory = tempfile::tempdir().expect("temporary directory");
         let (code, path) = (directory.path().join("code.c"), directory.path().join("libtruth.so"));
         std::fs::write(&code, source).expect("write");
         // Set for cross builds, where `cc` compiles for another machine.

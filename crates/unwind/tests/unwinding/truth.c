@@ -22,26 +22,26 @@ FRAME int recurse(callback capture, int depth) {
 }
 
 FRAME int recurse_alloca(callback capture, int depth) {
-    volatile char *room = alloca(16 + 8 * (depth % 5));
-    room[0] = (char)depth;
+    volatile char *space = alloca(16 + 8 * (depth % 5));
+    space[0] = (char)depth;
     int result = 0;
     if (depth == 0)
         capture();
     else
         result = recurse_alloca(capture, depth - 1);
-    return result + room[0];
+    return result + space[0];
 }
 
 FRAME int realigned(callback capture, int depth) {
     volatile char block[64] __attribute__((aligned(64)));
-    volatile char *room = alloca(16 + depth);
-    block[0] = room[0] = (char)depth;
+    volatile char *space = alloca(16 + depth);
+    block[0] = space[0] = (char)depth;
     int result = 0;
     if (depth == 0)
         capture();
     else
         result = realigned(capture, depth - 1);
-    return result + block[0] + room[0];
+    return result + block[0] + space[0];
 }
 
 FRAME int tail_target(callback capture, int depth) {

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, programs_dir, skipped, tool, turn};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use serde_json::Value;
 
@@ -29,15 +29,15 @@ struct Workload {
 
 impl Workload {
     fn python(leak: u64) -> Option<Self> {
-        let script = programs_folder().join("work.py").display().to_string();
+        let script = programs_dir().join("work.py").display().to_string();
         Some(Self { name: "python3", program: tool("python3")?, arguments: vec![script, leak.to_string()] })
     }
 
     /// The compiler proper, on one preprocessed file.
-    fn compiler(folder: &Path) -> Option<Self> {
+    fn compiler(dir: &Path) -> Option<Self> {
         let gcc = tool("gcc")?;
-        let input = folder.join("mix.i");
-        let made = Command::new(&gcc).arg("-E").arg(programs_folder().join("mix.c")).arg("-o").arg(&input).status();
+        let input = dir.join("mix.i");
+        let made = Command::new(&gcc).arg("-E").arg(programs_dir().join("mix.c")).arg("-o").arg(&input).status();
         made.ok().filter(std::process::ExitStatus::success)?;
         let named = Command::new(&gcc).arg("-print-prog-name=cc1").output().ok()?;
         let program = PathBuf::from(String::from_utf8(named.stdout).ok()?.trim());
@@ -86,13 +86,13 @@ fn is_significant(stack: &&Value) -> bool {
 fn nothing_grows_between_equal_runs() {
     let case = "nothing_grows_between_equal_runs";
     let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     println!(
         "\n| program | figures | pairs | stacks in a pair | pairs with a false discovery | false-discovery rate |"
     );
     println!("|---|---|---|---|---|---|");
     let (mut pairs, mut wrong) = (0, 0);
-    for workload in [Workload::python(0), Workload::compiler(folder.path())] {
+    for workload in [Workload::python(0), Workload::compiler(dir.path())] {
         let Some(workload) = workload else {
             skipped(case, "python3 or gcc is missing");
             continue;

@@ -52,14 +52,14 @@ fn killed() {
         let before = orphaned_links();
         let mut target = Unharmed::start();
         let pid = target.pid().to_string();
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let (mut with_links, mut hooked) = (0, 0);
         for kill in 0..times(4) {
             let mut command = Command::new(heapbpf());
             command.args(["-i", "4KiB", "--no-follow", "--hook", name_of(hook), "--pid", &pid]);
-            let said = folder.path().join("said");
-            let stderr = std::fs::File::create(&said).expect("our own folder");
-            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+            let said = dir.path().join("said");
+            let stderr = std::fs::File::create(&said).expect("our own directory");
+            command.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
             target.assert_runs(&format!("kill {kill}"));
             let mut daemon = command.spawn().expect("the binary under test runs");
             let still_runs = |daemon: &mut Child| {
@@ -120,7 +120,7 @@ fn killed_for_want_of_memory() {
             let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(OsStr::new));
             let recording = recorder.start();
             // Too little for 131,072 stacks.
-            group.leave_room(4 << 20);
+            group.leave_space(4 << 20);
             let truth = target.run();
             assert_eq!(truth.allocs(), 1 << 17);
             let heapbpf = recording.pid();
@@ -213,8 +213,8 @@ fn without_file_descriptors() {
             let mut command = Command::new(&words[0]);
             command.args(&words[1..]).arg(heapbpf());
             command.args(["--pid", &target.pid().to_string(), "--hook", name_of(hook), "--no-follow", "-d", "1s"]);
-            let folder = tempfile::tempdir().expect("a temporary folder");
-            let output = command.current_dir(folder.path()).stdin(Stdio::null()).output().expect("it runs");
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let output = command.current_dir(dir.path()).stdin(Stdio::null()).output().expect("it runs");
             let said = String::from_utf8_lossy(&output.stderr);
             readable(&said);
             match output.status.code() {
@@ -250,17 +250,17 @@ fn without_file_descriptors() {
 
 /// The disk is too full for its files: heapbpf says which file and why, and its target continues.
 #[test]
-fn without_room_on_the_disk() {
+fn without_space_on_the_disk() {
     let fault = "disk full";
-    let Some(_turn) = turn("torture_without_room_on_the_disk") else { return };
+    let Some(_turn) = turn("torture_without_space_on_the_disk") else { return };
     for hook in hooks() {
         let before = orphaned_links();
         let target = Unharmed::start();
         let mut statuses = std::collections::BTreeSet::new();
         for _ in 0..times(1) {
             let recorder = recorder(target.pid(), hook, 4096).option("--every", "300ms");
-            let folder = recorder.folder().to_path_buf();
-            let Some(_full) = Small::mount(&folder, 16 << 10) else {
+            let dir = recorder.dir().to_path_buf();
+            let Some(_full) = Small::mount(&dir, 16 << 10) else {
                 not_run(fault, name_of(hook), "no file system can be mounted here");
                 return;
             };
@@ -317,7 +317,7 @@ type Lossy = dyn Fn(&Profile, &Stats) -> u64;
 
 /// Records two programs with little capacity: one that checks itself, and one whose truth is known. Everything that is
 /// lost is counted. With `stopped`, heapbpf is stopped while they run.
-fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
+fn with_little_capacity(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
     for hook in hooks() {
         let before = orphaned_links();
         let mut lost = 0;
@@ -361,21 +361,23 @@ fn counter(profile: &Profile, name: &str) -> u64 {
 #[test]
 fn with_a_full_ring() {
     let Some(_turn) = turn("torture_with_a_full_ring") else { return };
-    with_little_room("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
+    with_little_capacity("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
 }
 
 #[test]
 fn with_full_maps() {
     let Some(_turn) = turn("torture_with_full_maps") else { return };
     let options = [["--live-max", "16"], ["--stacks-max", "1000"]];
-    with_little_room("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
+    with_little_capacity("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
 }
 
 /// heapbpf does not get to run for longer than its rings last.
 #[test]
 fn with_heapbpf_stopped() {
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
-    with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
+    with_little_capacity("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| {
+        stats.lost()
+    });
 }
 
 /// CPU time of this process's children that have ended.

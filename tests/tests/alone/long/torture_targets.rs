@@ -101,17 +101,17 @@ fn under_gdb() {
         let pid = target.pid();
         let mut how = std::collections::BTreeSet::new();
         for _ in 0..times(1) {
-            let folder = tempfile::tempdir().expect("a temporary folder");
-            let flag = |name: &str| folder.path().join(name);
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let flag = |name: &str| dir.path().join(name);
             let wait_for = |name: &str| format!("shell while [ ! -e {} ]; do sleep 0.05; done", flag(name).display());
-            let raise = |name: &str| std::fs::write(flag(name), "").expect("our own folder");
+            let raise = |name: &str| std::fs::write(flag(name), "").expect("our own directory");
             let script = format!(
                 "{}\ncontinue &\n{}\ninterrupt\n{}\ndetach\n",
                 wait_for("run"),
                 wait_for("stop"),
                 wait_for("go")
             );
-            std::fs::write(flag("script"), script).expect("our own folder");
+            std::fs::write(flag("script"), script).expect("our own directory");
             let mut command = Command::new(&gdb);
             command.args(["-q", "-nx", "-batch", "-p", &pid.to_string(), "-x"]).arg(flag("script"));
             let mut debugger = Beside::start(&mut command);
@@ -331,13 +331,13 @@ fn with_other_tracers() {
         let pid = target.pid();
         let (mut both, mut counts) = (0, [0_u64; 3]);
         for time in 0..times(1) {
-            let folder = tempfile::tempdir().expect("a temporary folder");
+            let dir = tempfile::tempdir().expect("a temporary directory");
             let trace = || bpftrace.as_deref().map(|tool| Bpftrace::start(tool, pid));
             let mut by_bpftrace = if time % 2 == 0 { trace() } else { None };
             let by_perf = perf.as_deref().map(|perf| {
                 let mut command = Command::new(perf);
                 command.args(["record", "-q", "-e", "cpu-clock", "-g", "-p", &pid.to_string(), "-o"]);
-                Beside::start(command.arg(folder.path().join("perf.data")))
+                Beside::start(command.arg(dir.path().join("perf.data")))
             });
             let first = recorder(pid, Hook::Probe, 4096).start();
             let second = recorder(pid, hook, 65536).start();
@@ -350,7 +350,7 @@ fn with_other_tracers() {
             counts[1] += accounted(&second.stop()).hits;
             if let Some(by_perf) = by_perf {
                 by_perf.stop("perf");
-                let data = folder.path().join("perf.data").metadata().map_or(0, |file| file.len());
+                let data = dir.path().join("perf.data").metadata().map_or(0, |file| file.len());
                 assert!(data > 0, "perf recorded nothing");
             }
             counts[2] += by_bpftrace.map_or(0, Bpftrace::stop);

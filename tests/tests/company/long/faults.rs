@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, tool, turn};
 use heapbpf_tests::map_calls::Operation;
 use heapbpf_tests::output::{Estimate, Profile, Stats};
 use heapbpf_tests::program::program;
@@ -68,7 +68,7 @@ impl Case {
             Self::Growth => return Target::start(&program("mix"), ["1000000"]),
             _ => return Target::start(&program("mix"), [CALLS]),
         }
-        let script = programs_folder().join("python_truth.py");
+        let script = programs_dir().join("python_truth.py");
         Target::start_command(Command::new(python().expect("checked before")).arg(script).arg("/dev/null"))
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{programs_dir, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stats};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::python_stacks::is_python;
@@ -24,7 +24,7 @@ const MOST_MEMORY_BYTES: u64 = 512 << 20;
 
 fn start(python: &Path, blocks: u64) -> Target {
     let scribbler = library("scribbler", "scribbler.so", &[]);
-    let script = programs_folder().join("python_scribbled.py");
+    let script = programs_dir().join("python_scribbled.py");
     let numbers = [blocks, SIZE].map(|number| number.to_string());
     Target::start_command(Command::new(python).arg(script).arg(scribbler).args(numbers))
 }
@@ -52,7 +52,7 @@ fn is_real(frame: &Frame, script: &Path) -> bool {
 fn check(what: &str, outcome: &Outcome, pid: u32, whole: bool) {
     let (profile, stats): (Profile, Stats) = outcome.results();
     readable(&outcome.stderr);
-    let script = programs_folder().join("python_scribbled.py");
+    let script = programs_dir().join("python_scribbled.py");
     let (mut bytes, mut rooted, mut lost, mut with_python) = (0.0, 0.0, 0.0, 0.0);
     for stack in profile.stacks.iter().filter(|stack| stack.pid == pid) {
         for frame in stack.frames.iter().filter(|frame| is_python(frame)) {

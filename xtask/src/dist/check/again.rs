@@ -12,7 +12,7 @@ use crate::shell::{read, say};
 /// Builds again and compares all files and the binary.
 pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Result<()> {
     // The directory's name has a different length, which would show in debug information and in string tables.
-    let dir = release.work().join("again/in-another-folder");
+    let dir = release.work().join("again/in-another-directory");
     copy_source(&context.root, &dir)?;
     let elsewhere = Context { root: dir.clone(), options: context.options.clone(), ..*context };
     let second = Release { out: dir.join("target/dist"), version: release.version.clone(), ..*release };
@@ -49,7 +49,7 @@ fn copy_source(root: &Path, dir: &Path) -> anyhow::Result<()> {
     let names = read(git(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))?;
     for name in names.split('\0').filter(|name| root.join(name).is_file()) {
         let copy = dir.join(name);
-        fs::create_dir_all(copy.parent().context("a file has a folder")?)?;
+        fs::create_dir_all(copy.parent().context("a file has a directory")?)?;
         fs::copy(root.join(name), &copy).with_context(|| format!("cannot copy {name}"))?;
     }
     Ok(())

@@ -53,7 +53,7 @@ pub fn check(
         note(with, roots::musl(context, release, alpine));
     }
     if is_wanted(Part::Again) {
-        note("a second build in another folder gives the same bytes", again::compare(context, release, made));
+        note("a second build in another directory gives the same bytes", again::compare(context, release, made));
     }
     for line in &failed {
         say!("failed: {line}");

@@ -132,7 +132,7 @@ fn stand_in(context: &Context, release: &Release, dir: &Path) -> anyhow::Result<
         run_quietly(unpack.arg("--extract").arg(entry?.path()).arg(dir), context.options.verbose)?;
     }
     for name in ["dev", "proc", "run", "sys", "tmp", "root", "etc", "usr/local"] {
-        let mut make = context.privilege.command("make a folder", "mkdir", [])?;
+        let mut make = context.privilege.command("make a directory", "mkdir", [])?;
         run_quietly(make.arg("-p").arg(dir.join(name)), context.options.verbose)?;
     }
     let mut commands = context.privilege.command("run busybox in a root", "chroot", [])?;

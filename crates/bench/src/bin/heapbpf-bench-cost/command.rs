@@ -114,10 +114,10 @@ impl Process {
 
 /// Starts a recording and waits until its probes are in place.
 pub fn start(heapbpf: &Path, pid: u32, arguments: &[&str]) -> anyhow::Result<Child> {
-    let folder = tempfile::tempdir()?.keep();
+    let dir = tempfile::tempdir()?.keep();
     let mut child = Command::new(heapbpf)
         .args(["--pid", &pid.to_string(), "--quiet", "-o"])
-        .arg(folder.join("profile.json"))
+        .arg(dir.join("profile.json"))
         .args(arguments)
         .stderr(Stdio::piped())
         .spawn()

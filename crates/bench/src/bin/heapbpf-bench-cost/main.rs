@@ -61,7 +61,7 @@ pub struct Options {
     /// Document to write the table of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,
-    /// Folder to write its charts into
+    /// Directory to write its charts into
     #[arg(long)]
     charts: Option<PathBuf>,
     /// Another BPF object to measure beside the built-in one; may be repeated

@@ -29,7 +29,7 @@ impl Library {
         preloaded: Option<&str>,
     ) -> anyhow::Result<Workload> {
         let mut command = Command::new(program);
-        command.args(arguments).env("LD_LIBRARY_PATH", self.0.folder());
+        command.args(arguments).env("LD_LIBRARY_PATH", self.0.dir());
         command.envs(preloaded.map(|library| ("LD_PRELOAD", library)));
         let workload = Workload::start(&mut command)?;
         pin(workload.pid(), |cpu| cpu != 0);

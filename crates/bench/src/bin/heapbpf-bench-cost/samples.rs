@@ -271,10 +271,10 @@ pub fn arrival(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
         let (mut first, mut later) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds.div_ceil(8) {
             let before = program.cost(WATCHED)?;
-            let folder = tempfile::tempdir()?;
+            let dir = tempfile::tempdir()?;
             let mut command = Command::new(heapbpf);
             command.args(["--quiet", "--pid", &program.program.0.id().to_string(), "-o"]);
-            let mut recording = command.arg(folder.path().join("profile.json")).stderr(Stdio::null()).spawn()?;
+            let mut recording = command.arg(dir.path().join("profile.json")).stderr(Stdio::null()).spawn()?;
             let recorded = [program.cost(FIRST)?, program.cost(WATCHED)?];
             stop(&mut recording)?;
             std::thread::sleep(WARM_UP);

@@ -76,9 +76,9 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
     for study in &studies {
         println!("{}", study.markdown());
         text += &study.row();
-        if let Some(folder) = &options.charts {
-            std::fs::create_dir_all(folder)?;
-            std::fs::write(folder.join(study.file), study.chart())?;
+        if let Some(dir) = &options.charts {
+            std::fs::create_dir_all(dir)?;
+            std::fs::write(dir.join(study.file), study.chart())?;
         }
     }
     match &options.document {

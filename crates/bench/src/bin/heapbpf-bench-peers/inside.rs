@@ -419,8 +419,8 @@ fn attach(bench: &Bench, work: &Work, who: &Who, pid: u32, out: &Path) -> anyhow
         Who::Injected => {
             anyhow::ensure!(Path::new(HEAPTRACK).exists(), "there is no {HEAPTRACK}");
             // heaptrack writes to its working directory, whatever `-o` says.
-            let folder = bench.results.path().display().to_string();
-            let there = ["sh", "-c", "cd \"$0\" && exec \"$@\"", &folder];
+            let dir = bench.results.path().display().to_string();
+            let there = ["sh", "-c", "cd \"$0\" && exec \"$@\"", &dir];
             [&there[..], &[HEAPTRACK, "--pid", &pid.to_string()]].concat().into_iter().map(str::to_owned).collect()
         }
         Who::Peer(name) => {
@@ -453,8 +453,8 @@ fn peer(name: &str) -> anyhow::Result<&'static Peer> {
 }
 
 fn place<'a>(bench: &'a Bench, pid: u32, library: &'a Path, out: &'a Path) -> Place<'a> {
-    let (heapbpf, folder): (&Path, &PathBuf) = (&bench.heapbpf, &bench.files.programs);
-    Place { pid, library, out, heapbpf, program: folder, folder }
+    let (heapbpf, dir): (&Path, &PathBuf) = (&bench.heapbpf, &bench.files.programs);
+    Place { pid, library, out, heapbpf, program: dir, dir }
 }
 
 /// Waits until a process uses no CPU time.

@@ -30,10 +30,10 @@ use workloads::{Files, WORKLOADS, Workload};
 /// Profilers side by side on the same workloads, in interleaved rounds.
 #[derive(Parser)]
 struct Options {
-    /// Folder of the compiled workloads
+    /// Directory of the compiled workloads
     #[arg(long)]
     programs: PathBuf,
-    /// Folder of their sources
+    /// Directory of their sources
     #[arg(long)]
     sources: PathBuf,
     /// The program `heapbpf`
@@ -104,7 +104,7 @@ fn libraries() -> anyhow::Result<PrivateLibrary> {
     let library = PrivateLibrary::copy()?.context("this program uses no libc.so.6")?;
     let path = Path::new(peers::JEMALLOC);
     if path.exists() {
-        std::fs::copy(path, library.folder().join(workloads::JEMALLOC)).context("cannot copy jemalloc")?;
+        std::fs::copy(path, library.dir().join(workloads::JEMALLOC)).context("cannot copy jemalloc")?;
     }
     Ok(library)
 }

@@ -42,7 +42,7 @@ pub struct Place<'a> {
     /// The workload's program, to symbolize addresses.
     pub program: &'a Path,
     /// Directory of the programs compiled for this benchmark.
-    pub folder: &'a Path,
+    pub dir: &'a Path,
 }
 
 impl Place<'_> {
@@ -279,7 +279,7 @@ pub const PEERS: &[Peer] = &[
         name: "tcmalloc's sampler, 512 KiB",
         against: "tcmalloc, no profiler",
         how: How::Preload(|place| {
-            let mut variables = preload(&format!("{} {TCMALLOC}", place.folder.join("tcmalloc_sample.so").display()));
+            let mut variables = preload(&format!("{} {TCMALLOC}", place.dir.join("tcmalloc_sample.so").display()));
             variables.push(("TCMALLOC_SAMPLE_PARAMETER".into(), "524288".into()));
             variables.push(("TCMALLOC_SAMPLE_OUT".into(), place.out(".sample").display().to_string()));
             variables

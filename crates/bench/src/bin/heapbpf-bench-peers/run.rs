@@ -74,7 +74,7 @@ impl Bench {
         let out = self.results.path().join(format!("run{number}"));
         let program = PathBuf::from(&workload.words(operations, &self.files)?[0]);
         let heapbpf = self.heapbpf.clone();
-        let folder = self.files.programs.clone();
+        let dir = self.files.programs.clone();
         let place = |pid: u32, library: &'_ Path| -> PlaceOwned {
             PlaceOwned {
                 pid,
@@ -82,7 +82,7 @@ impl Bench {
                 out: out.clone(),
                 heapbpf: heapbpf.clone(),
                 program: program.clone(),
-                folder: folder.clone(),
+                dir: dir.clone(),
             }
         };
         let variables = match peer.how {
@@ -149,7 +149,7 @@ struct PlaceOwned {
     out: PathBuf,
     heapbpf: PathBuf,
     program: PathBuf,
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 impl PlaceOwned {
@@ -160,7 +160,7 @@ impl PlaceOwned {
             out: &self.out,
             heapbpf: &self.heapbpf,
             program: &self.program,
-            folder: &self.folder,
+            dir: &self.dir,
         }
     }
 }

@@ -75,10 +75,10 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     }
     println!("{text}");
     if let Some(document) = &options.document {
-        let folder = document.parent().context("a folder")?.join("charts");
+        let dir = document.parent().context("a directory")?.join("charts");
         let axes = |title, unit| Axes { title, places: "sampling interval R, bytes", unit, logarithmic: false };
         let write = |file: &str, axes: &Axes, points: &[(f64, f64)]| {
-            std::fs::write(folder.join(file), chart(axes, &[Line { name: "sqlite3", points }]))
+            std::fs::write(dir.join(file), chart(axes, &[Line { name: "sqlite3", points }]))
         };
         write("study-cost.svg", &axes("Slow-down of sqlite3 filling a table", "×"), &slow)?;
         write("study-noise.svg", &axes("Mean error of a stack's bytes", " %"), &noise)?;
@@ -92,9 +92,9 @@ fn recorded(bench: &Bench, workload: &Workload, interval: u64, seed: usize) -> a
     let (pid, interval) = (target.pid().to_string(), interval.to_string());
     let seed = (seed + 1).to_string();
     // Every allocation is sampled, and no stack may be lost because a ring is full.
-    let room = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
+    let sizes = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
     let mut arguments = vec!["--hook", "probe", "--pid", &pid, "-i", &interval, "--seed", &seed];
-    arguments.extend(room);
+    arguments.extend(sizes);
     let mut recording = record(bench, &arguments)?;
     let done = target.go()?;
     stop(&mut recording)?;

@@ -89,7 +89,7 @@ impl Target {
             command.args(&words[1..]).envs(variables);
             command
         };
-        command.env("LD_LIBRARY_PATH", start.library.folder()).current_dir(&inputs);
+        command.env("LD_LIBRARY_PATH", start.library.dir()).current_dir(&inputs);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -202,15 +202,15 @@ pub fn requests(operations: u64, inputs: &Path) -> anyhow::Result<Command> {
 /// Returns a directory with copies of the allocators' libraries. A process that uses them does not trap at probes on
 /// the server's files, as the children of a recorded command would.
 fn own_libraries(inputs: &Path) -> anyhow::Result<PathBuf> {
-    let folder = inputs.join("own-libraries");
-    if !folder.exists() {
-        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let dir = inputs.join("own-libraries");
+    if !dir.exists() {
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         for library in [GLIBC, JEMALLOC] {
             let path = Path::new(LIBRARIES).join(library);
-            fs::copy(&path, folder.join(library)).with_context(|| format!("cannot copy {}", path.display()))?;
+            fs::copy(&path, dir.join(library)).with_context(|| format!("cannot copy {}", path.display()))?;
         }
     }
-    Ok(folder)
+    Ok(dir)
 }
 
 /// Returns the path of a file with this content, which is written once.

@@ -34,11 +34,11 @@ const SCHEMAS: [(&str, Check); 9] = [
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    let (Some(folder), None) = (arguments.next(), arguments.next()) else {
+    let (Some(dir), None) = (arguments.next(), arguments.next()) else {
         eprintln!("usage: heapbpf-vectors DIR");
         return ExitCode::from(2);
     };
-    match run(Path::new(&folder)) {
+    match run(Path::new(&dir)) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
 }
 
 /// Checks the directory, and returns the number of failures.
-fn run(folder: &Path) -> Result<u64> {
+fn run(dir: &Path) -> Result<u64> {
     let (mut passed, mut failed) = (0, 0);
-    for path in vector_files(folder)? {
+    for path in vector_files(dir)? {
         let mut checker = Checker::default();
         check_file(&path, &mut checker)?;
         println!("{}: {} passed, {} failed", path.display(), checker.passed, checker.failed);
@@ -65,9 +65,9 @@ fn run(folder: &Path) -> Result<u64> {
     Ok(failed)
 }
 
-fn vector_files(folder: &Path) -> Result<Vec<PathBuf>> {
+fn vector_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in folder.read_dir().with_context(|| format!("cannot read the folder {}", folder.display()))? {
+    for entry in dir.read_dir().with_context(|| format!("cannot read the directory {}", dir.display()))? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "json") {
             files.push(path);
@@ -75,7 +75,7 @@ fn vector_files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     if files.is_empty() {
-        bail!("no .json file in {}", folder.display());
+        bail!("no .json file in {}", dir.display());
     }
     Ok(files)
 }

@@ -168,17 +168,17 @@ mod long {
         };
         let count =
             std::env::var("HEAPBPF_TEST_PROFILES").ok().and_then(|count| count.parse().ok()).unwrap_or(PROFILES);
-        let folder = std::env::temp_dir().join(format!("heapbpf-against-go-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let dir = std::env::temp_dir().join(format!("heapbpf-against-go-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
         let mut stacks = 0;
         for seed in 0..count {
             let mut random = Random(seed);
             let (profile, columns) = random_profile(&mut random);
             let bytes = encoded(&profile, &mut random);
-            let file = folder.join("profile.pb");
+            let file = dir.join("profile.pb");
             std::fs::write(&file, &bytes).unwrap();
             let mut go = Command::new("go");
-            go.args(["tool", "pprof", "-symbolize=none", "-raw"]).arg(&file).env("HOME", &folder);
+            go.args(["tool", "pprof", "-symbolize=none", "-raw"]).arg(&file).env("HOME", &dir);
             let output = go.output().unwrap();
             let printed = String::from_utf8_lossy(&output.stdout).into_owned();
             assert!(output.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&output.stderr));
@@ -186,7 +186,7 @@ mod long {
             assert_eq!(ours, theirs, "seed {seed}:\n{printed}");
             stacks += ours.len();
         }
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
         println!("{count} profiles, {stacks} stacks, equal; {}", String::from_utf8_lossy(&version.stdout).trim());
         assert!(stacks > 10 * count as usize);
     }

@@ -112,7 +112,7 @@ impl Process {
         frames.chain(self.methods.values().map(|known| known.function))
     }
 
-    fn make_room(&mut self, bytes: usize) {
+    fn make_space(&mut self, bytes: usize) {
         if self.held_bytes > MOST_BYTES {
             (self.codes, self.methods, self.held_bytes) = (HashMap::new(), HashMap::new(), 0);
         }
@@ -154,7 +154,7 @@ impl Process {
         let Some((blob, places)) = found else { return Ok(None) };
         let frames = places.iter().map(|place| frame_of(names, place)).collect();
         let code = Code { blob: Arc::new(blob), frames };
-        self.make_room(places.len() * size_of::<RawFrame>());
+        self.make_space(places.len() * size_of::<RawFrame>());
         self.codes.insert(pc, KnownCode { code: code.clone(), checked: Instant::now() });
         Ok(Some(code))
     }
@@ -193,7 +193,7 @@ impl Process {
                 Err(failed) => return self.give_up(failed),
             };
             let function = names.number(&method.name, method.file.as_deref().unwrap_or_default());
-            self.make_room(method.held_bytes());
+            self.make_space(method.held_bytes());
             self.methods.insert(address, KnownMethod { method, function, checked: Instant::now() });
         }
         let Some(KnownMethod { method, function, .. }) = self.methods.get(&address) else {

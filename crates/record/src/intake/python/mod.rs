@@ -322,8 +322,8 @@ impl Pythons {
     }
 
     fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) {
-        let has_room = |it: &&mut Process| it.memory.is_some() || it.held_bytes <= MOST_BYTES_OF_PROCESS;
-        if let Some(process) = self.processes.get_mut(&space).filter(has_room) {
+        let may_hold_more = |it: &&mut Process| it.memory.is_some() || it.held_bytes <= MOST_BYTES_OF_PROCESS;
+        if let Some(process) = self.processes.get_mut(&space).filter(may_hold_more) {
             let number = self.names.number(&code.name, &code.file);
             process.keep(address, check, Some((number, code)));
         }
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!([0, DEPTH].map(|at| read(&mut pythons, space, at)), [frames.clone(), frames.clone()]);
             assert_eq!(read(&mut pythons, space, 2 * DEPTH), Err(Why::NoAnswer));
         }
-        // There is no room for copies of further ones.
+        // There is no space for copies of further ones.
         let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.processes[&spaces[0]].held_bytes);
         let mut answer = pythons.reader.read(&memory, &layout(), vec![wanted]).expect("a file answers");
         pythons.keep(spaces[0], wanted.0, wanted.1, answer.remove(0).expect("it is whole"));

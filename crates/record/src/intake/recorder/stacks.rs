@@ -200,7 +200,7 @@ fn flaws_of(head: &StackRecord) -> Flaws {
     let end = match head.ends_at {
         _ if head.missing_pages > MOST_MISSING_PAGES => CopyEnd::MissingPage,
         copy_end::TOP => CopyEnd::Top,
-        copy_end::ROOM => CopyEnd::Room,
+        copy_end::NO_SPACE => CopyEnd::NoSpace,
         _ => CopyEnd::Limit,
     };
     Flaws { end, has_gaps: head.missing_pages > 0 }

@@ -128,8 +128,8 @@ fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
     let (away, address) = listener();
     // Nothing listens there at first.
     drop(away);
-    let folder = tempfile::tempdir().unwrap();
-    let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };
+    let dir = tempfile::tempdir().unwrap();
+    let options = SpoolOptions { dir: dir.path().into(), most_bytes: 1 << 20 };
     let destination = Destination::parse(&format!("http://{address}/in")).unwrap();
     let queue = Queue::on_disk(&options, &destination.shown()).unwrap();
     std::thread::scope(|scope| {
