@@ -35,7 +35,8 @@ pub(super) fn file_audit(
         match (end, site.return_probe) {
             _ if !site.return_needed => {}
             (EndSeen::Unhookable, _) => {
-                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}; it needs Linux 6.13")));
+                let why = format!("{MAY_SWITCH}; it needs Linux 6.13, without --link multi or perf");
+                missing.push(Missing::new(site.function.clone(), why));
                 continue;
             }
             (EndSeen::Never, _) => limits.push(Missing::new(site.function.clone(), RESULT_UNSEEN)),

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Instant;
 
 use heapbpf_attach::inline::attempts::Attempts;
 use heapbpf_attach::inline::left::{Left, claim};
 use heapbpf_attach::inline::objects::lead_back;
-use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after};
+use heapbpf_attach::inline::removal::{COUNTS, THAWED_WITHIN, leads_to_ours, look_after};
 use heapbpf_attach::stop_limit;
 use heapbpf_remote::{Error, NAME_PREFIX, Refusal, left_open};
 
@@ -31,9 +32,10 @@ impl Cleaned {
 pub fn clean(pids: &[u32]) -> Cleaned {
     let mut cleaned = Cleaned::default();
     let all = if pids.is_empty() { all_processes() } else { pids.to_vec() };
+    let since = Instant::now();
     for pid in all {
         if has_ours(pid) {
-            clean_one(pid, &mut cleaned);
+            clean_one(pid, since, &mut cleaned);
         }
     }
     cleaned
@@ -59,10 +61,11 @@ fn is_heapbpf(pid: u32) -> bool {
     program(&pid.to_string()).is_some_and(|its| Some(its) == program("self"))
 }
 
-fn clean_one(pid: u32, cleaned: &mut Cleaned) {
+/// Cleans a process. If it is frozen, it is waited for, but not long after `since`.
+fn clean_one(pid: u32, since: Instant, cleaned: &mut Cleaned) {
     let mut attempts = Attempts::default();
     loop {
-        match try_to_clean(pid, attempts, cleaned) {
+        match try_to_clean(pid, (attempts, since), cleaned) {
             Ok(()) => return,
             Err(why) => match attempts.failed() {
                 Some(pause) => std::thread::sleep(pause),
@@ -73,12 +76,13 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
 }
 
 /// Tries to clean a process. `Err` means that another attempt may succeed.
-fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(), String> {
+fn try_to_clean(pid: u32, (attempts, since): (Attempts, Instant), cleaned: &mut Cleaned) -> Result<(), String> {
     let target = match look_after(attempts, pid) {
         Ok(target) => target,
         // Memory that no jump leads to may stay.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
-        Err(refusal @ (Refusal::Frozen | Refusal::Heapbpf(_))) => return Err(refusal.to_string()),
+        Err(refusal @ Refusal::Heapbpf(_)) => return Err(refusal.to_string()),
+        Err(refusal @ Refusal::Frozen) if since.elapsed() < THAWED_WITHIN => return Err(refusal.to_string()),
         Err(refusal) => {
             cleaned.stays(format!("process {pid} has memory of inline hooks but cannot be stopped: {refusal}"));
             return Ok(());

@@ -109,7 +109,7 @@ impl Case {
         goes_on_at(pid, place);
         assert_eq!(victim.end().signal(), Some(signal), "it dies as it should");
         let line = format!("process {pid} (pairs) died of {cause}");
-        let rest = ": inline hooks were removed from all processes; 1 other is no longer counted, and no process gets inline hooks from now on";
+        let rest = ": inline hooks are removed from all processes; 1 other is no longer counted, and no process gets inline hooks from now on";
         let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
         assert!(warning.as_ref().is_some_and(|said| said.contains(&line) && said.contains(rest)), "{warning:?}");
         assert!(!is_hooked(bystander.pid()), "the other one has no hooks any more");

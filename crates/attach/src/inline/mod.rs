@@ -50,7 +50,7 @@ use heapbpf_kernel::generations::Generations;
 use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
 use heapbpf_kernel::totals;
 use heapbpf_probes::Table;
-use heapbpf_remote::{Busy, Error as Remote, FoundBlob, Mapped, Pages, Plan, Target};
+use heapbpf_remote::{Busy, Error as Remote, FoundBlob, Mapped, Pages, Plan, Refusal, Target};
 use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -118,6 +118,8 @@ pub struct InlineHooks {
     led: HashMap<u32, Result<(), String>>,
     /// Why nothing is hooked any more: a process died of its hooks.
     tripped: Option<String>,
+    /// Processes that had hooks after that. Children that were forked since are among them.
+    stopped: Vec<ProcessKey>,
     /// Dropped after all hooks have been removed.
     _cleaner: Cleaner,
 }
@@ -287,6 +289,7 @@ impl InlineHooks {
             sites: HashMap::new(),
             led: HashMap::new(),
             tripped: None,
+            stopped: Vec::new(),
             _cleaner: Cleaner::started(),
         }
     }
@@ -357,7 +360,14 @@ impl InlineHooks {
             self.decided.insert((pid, key), (process, service));
             return (service, None);
         };
-        let hooked = prepared.and_then(|prepared| self.hook(prepared, wanted.sampled));
+        let hooked = prepared.and_then(|prepared| {
+            // It was prepared before the earlier attempts.
+            if attempts != Attempts::default() && limits::is_frozen(pid) {
+                self.undo_aside(prepared);
+                return Err(Refusal::Frozen.into());
+            }
+            self.hook(prepared, wanted.sampled)
+        });
         let (service, refused) = match hooked {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|pause| refused.may_pass_in(*pause)) {
@@ -496,7 +506,8 @@ impl InlineHooks {
         // What `trip` had to leave alone.
         if is_any && self.tripped.is_some() && self.counted.has_links() {
             let busy = self.busy();
-            self.counted.stop(&busy);
+            let had = self.counted.stop(&busy);
+            self.stopped.extend(had);
         }
     }
 
@@ -823,6 +834,12 @@ impl InlineHooks {
         let prepared: Vec<(u32, FileKey)> = self.prepared.keys().copied().collect();
         prepared.into_iter().for_each(|(pid, key)| self.undo(pid, key));
         had
+    }
+
+    /// Returns the processes that still had hooks after [`Self::trip`], and have lost them since the last call or are
+    /// about to.
+    pub fn take_stopped(&mut self) -> Vec<ProcessKey> {
+        std::mem::take(&mut self.stopped)
     }
 
     /// Removes the hooks from all processes.

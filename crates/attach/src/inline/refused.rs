@@ -123,7 +123,7 @@ pub enum Refused {
     #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes allows hooking it again)")]
     Crashed(String),
     /// Another process died of inline hooks in this recording.
-    #[error("inline hooks were removed from all processes: {0}")]
+    #[error("inline hooks are removed from all processes: {0}")]
     Tripped(String),
     /// The rules cannot be used. Nothing is recorded then.
     #[error("{0}")]

@@ -27,8 +27,8 @@ const SEALED: &str = "keeps copies of its allocator's pages (without hooks) unti
 /// The same if something else has changed its code.
 const PATCHED: &str = "keeps its inline hooks, which no longer sample anything";
 
-/// How long to wait for frozen processes.
-const THAWED_WITHIN: Duration = Duration::from_secs(13);
+/// How long to wait for frozen processes, for all of them together.
+pub const THAWED_WITHIN: Duration = Duration::from_secs(13);
 
 /// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]

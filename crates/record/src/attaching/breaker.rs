@@ -12,11 +12,13 @@ use sampler_ebpf::abi::{CrashRecord, ProcessKey};
 
 use super::probes::Attaching;
 
-/// Inline hooks were taken out of all processes.
+/// Inline hooks are taken out of all processes.
 #[derive(Debug)]
 pub(super) struct Tripped {
     /// The remark about it.
     pub(super) remark: String,
+    /// Since when they sample nothing (CLOCK_MONOTONIC).
+    pub(super) at_ns: u64,
     /// The process that died last.
     last: ProcessKey,
 }
@@ -68,10 +70,10 @@ impl Attaching {
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
         let remark = format!(
-            "{died}: inline hooks were removed from all processes; {others} no longer counted, and no process gets inline hooks from now on"
+            "{died}: inline hooks are removed from all processes; {others} no longer counted, and no process gets inline hooks from now on"
         );
         log::warn!("{remark}; please report this");
-        self.tripped = Some(Tripped { remark, last: process });
+        self.tripped = Some(Tripped { remark, at_ns: now_ns, last: process });
     }
 
     fn place_of(&self, blamed: &Blamed) -> String {

@@ -183,7 +183,7 @@ impl Attaching {
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
         // Examining a large file takes seconds, so files of other programs are not examined.
         if is_concerned && self.is_examined_aside(host, module) {
-            self.under_way.push(under_way);
+            self.look_later(under_way);
             return;
         }
         self.note_exec(pid);
@@ -211,7 +211,7 @@ impl Attaching {
         let was_inline = self.is_hooked_inline(module, pid);
         let attempt = self.hook_module_in(host, module, pid);
         if attempt == Err(Unhooked::Waits) {
-            self.under_way.push(under_way);
+            self.look_later(under_way);
             return;
         }
         if attempt.is_ok() {
@@ -319,10 +319,11 @@ impl Attaching {
             return;
         }
         if runs && self.control.counted_by(pid).is_some() {
-            // If its parent was let go at its fork, it may be listed as an heir and have no hooks.
+            // If its parent had lost its hooks by its fork, it may be listed as an heir and have none.
             let has_hooks = || self.inline.as_ref().is_some_and(|inline| inline.has_inherited(pid));
             let is_heir = self.control.has_inherited_hooks(pid);
-            let child_of = Child { pid, is_inline: is_heir && (self.members.let_go == 0 || has_hooks()) };
+            let is_any_without = self.members.let_go > 0 || self.tripped.is_some();
+            let child_of = Child { pid, is_inline: is_heir && (!is_any_without || has_hooks()) };
             self.forked(child.info.parent_pid, child_of, child.since_ns, host);
         } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
             // What it mapped is examined although it has ended: other processes may map it, too.
@@ -341,9 +342,7 @@ impl Attaching {
         if self.global {
             self.followed.insert(child);
             if is_inline {
-                self.targets.hooked(child, time_ns, time_ns);
-                self.standing.note(child, Ok(()));
-                self.has_hooks(host, child, time_ns);
+                self.inherits_hooks(host, child, time_ns);
             }
             return;
         }
@@ -355,9 +354,7 @@ impl Attaching {
         self.inherit_others_hooks(parent, child, time_ns);
         if self.takes_in() {
             if is_inline {
-                self.targets.hooked(child, time_ns, time_ns);
-                self.standing.note(child, Ok(()));
-                self.has_hooks(host, child, time_ns);
+                self.inherits_hooks(host, child, time_ns);
             } else {
                 self.await_member(child);
             }
@@ -403,6 +400,22 @@ impl Attaching {
         }
         if served_ns > time_ns {
             self.note_late_fork(child, (time_ns, served_ns));
+        }
+    }
+
+    /// Notes a child that has had its parent's inline hooks since its fork (CLOCK_MONOTONIC).
+    fn inherits_hooks(&mut self, host: &Host, child: u32, forked_ns: u64) {
+        self.targets.hooked(child, forked_ns, forked_ns);
+        self.standing.note(child, Ok(()));
+        self.has_hooks(host, child, forked_ns);
+        // It may have been forked before the hooks were taken out, or by a process that still has them. Another program
+        // that it has executed since has none.
+        let began = host.processes().at(child, forked_ns).map(|generation| generation.id);
+        let current = host.processes().current(child).map(|generation| generation.id);
+        if let Some(tripped) = &self.tripped
+            && (current.is_none() || current == began)
+        {
+            self.targets.give_up(child, tripped.at_ns);
         }
     }
 

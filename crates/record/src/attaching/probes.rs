@@ -44,6 +44,11 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 const LOOK_SOON_AFTER: Duration = Duration::from_millis(1);
 /// For how long a module was mapped recently, ns.
 const RECENT_NS: u64 = 50_000_000;
+/// For how long in each [`SOON_EVERY_NS`] such modules are looked at that soon, ns: some programs map files all the
+/// time.
+const SOON_FOR_NS: u64 = 100_000_000;
+/// The shortest time between the beginnings of two such times, ns.
+const SOON_EVERY_NS: u64 = 1_000_000_000;
 
 /// Time between checks of processes that are about to wait at their entry point.
 const LOOK_AT_HELD_AFTER: Duration = Duration::from_micros(500);
@@ -75,7 +80,7 @@ impl Look {
 
 /// CPU time of a process at a moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spent {
+pub(crate) struct Spent {
     /// The moment (CLOCK_MONOTONIC).
     pub(super) at_ns: u64,
     /// CPU time of all its threads, ns; 0 if it has ended.
@@ -88,7 +93,7 @@ impl Spent {
     }
 
     /// CPU time of all threads of a process now, ns. `None` if it has ended.
-    pub(super) fn of_living(pid: u32) -> Option<u64> {
+    pub(crate) fn of_living(pid: u32) -> Option<u64> {
         cpu_time::of_process(pid).map(|seconds| (seconds * 1e9) as u64)
     }
 }
@@ -103,6 +108,20 @@ pub(super) struct UnderWay {
     pub(super) began: Option<Spent>,
     /// When its process was forked (CLOCK_MONOTONIC), if the links that should have served it by then are being made.
     pub(super) forked_ns: Option<u64>,
+}
+
+/// Time until modules are looked at again. `began_ns`: when the latest of them was first looked at. `soon_since_ns`:
+/// see [`soon_since`].
+fn look_after(began_ns: Option<u64>, soon_since_ns: u64, now_ns: u64) -> Duration {
+    let is_recent = began_ns.is_some_and(|began_ns| now_ns.saturating_sub(began_ns) < RECENT_NS);
+    let is_soon = is_recent && now_ns.saturating_sub(soon_since_ns) < SOON_FOR_NS;
+    if is_soon { LOOK_SOON_AFTER } else { LOOK_AGAIN_AFTER }
+}
+
+/// Since when recently mapped modules are looked at soon, after another one was first looked at. Before, this was
+/// `since_ns`.
+const fn soon_since(since_ns: u64, began_ns: u64) -> u64 {
+    if began_ns.saturating_sub(since_ns) >= SOON_EVERY_NS { began_ns } else { since_ns }
 }
 
 /// The probes of a recording.
@@ -163,6 +182,8 @@ pub struct Attaching {
     pub(super) is_starting: bool,
     /// Modules that processes mapped and that other threads are still examining, or that wait to be hooked inline.
     pub(super) under_way: Vec<UnderWay>,
+    /// See [`soon_since`] (CLOCK_MONOTONIC).
+    soon_since_ns: u64,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
@@ -248,6 +269,7 @@ impl Attaching {
             heard_ends: Vec::new(),
             is_starting: true,
             under_way: Vec::new(),
+            soon_since_ns: 0,
             interpreters: Interpreters::default(),
             detours: Detours::default(),
             counts_objects_inside: targets.objects.are_counted_inside(hooks_inline),
@@ -312,10 +334,17 @@ impl Attaching {
         }
         let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
         let began = |under_way: &UnderWay| under_way.began.map(|began| began.at_ns);
-        let since_ns = self.under_way.iter().filter_map(began).max();
-        let is_recent = since_ns.is_some_and(|since_ns| monotonic_ns().saturating_sub(since_ns) < RECENT_NS);
-        let now = waits.then_some(if is_recent { LOOK_SOON_AFTER } else { LOOK_AGAIN_AFTER });
-        now.into_iter().chain(self.objects.until_look()).chain(self.others.until_look(monotonic_ns())).min()
+        let began_ns = self.under_way.iter().filter_map(began).max();
+        let next = waits.then(|| look_after(began_ns, self.soon_since_ns, monotonic_ns()));
+        next.into_iter().chain(self.objects.until_look()).chain(self.others.until_look(monotonic_ns())).min()
+    }
+
+    /// Keeps a module that cannot be hooked yet.
+    pub(super) fn look_later(&mut self, under_way: UnderWay) {
+        if let Some(began) = under_way.began {
+            self.soon_since_ns = soon_since(self.soon_since_ns, began.at_ns);
+        }
+        self.under_way.push(under_way);
     }
 
     /// Notes that figures of a process have arrived.
@@ -422,4 +451,27 @@ impl Attaching {
 /// Whether a process is alive, which it still is if its first thread has ended and others run.
 pub(crate) fn is_alive(pid: u32) -> bool {
     Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_looked_at_soon_unless_they_come_all_the_time() {
+        const MS: u64 = 1_000_000;
+        let hour = 3_600_000 * MS;
+        let since = soon_since(0, hour);
+        let after = |ms: u64| look_after(Some(hour), since, hour + ms * MS);
+        assert_eq!([0, 49, 50].map(after), [LOOK_SOON_AFTER, LOOK_SOON_AFTER, LOOK_AGAIN_AFTER]);
+        assert_eq!(look_after(None, since, hour), LOOK_AGAIN_AFTER);
+        // One in each millisecond, for ten seconds.
+        let mut since = 0;
+        let soon = (0..10_000_u64).filter(|ms| {
+            let now_ns = hour + ms * MS;
+            since = soon_since(since, now_ns);
+            look_after(Some(now_ns), since, now_ns) == LOOK_SOON_AFTER
+        });
+        assert_eq!(soon.count(), 1000);
+    }
 }

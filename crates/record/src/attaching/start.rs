@@ -1,6 +1,6 @@
 //! Attaches the first probes: to files that targets map at the start, and to files that a command is expected to map.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Attaching {
         let mut without = Vec::new();
         for process in &running {
             // It is hooked once it is busy.
-            if !self.gets_place(process.pid, 0) {
+            if !self.gets_place(process.pid, &HashSet::new()) {
                 continue;
             }
             let is_hooked = self.hook_running(host, process.pid);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_attach::files::FileKey;
 use heapbpf_attach::hooks::MOST_OWN_LINKS;
-use heapbpf_attach::inline::loader_is_done;
+use heapbpf_attach::inline::{InlineHooks, loader_is_done};
 use heapbpf_audit::Hook;
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
@@ -238,10 +238,19 @@ impl Attaching {
         process.tgid != std::process::id() && (self.is_target(host, generation) || self.members_change && has_joined())
     }
 
-    /// Notes children that have the hooks of their parents.
+    /// Notes children that have the hooks of their parents, and processes that lost their hooks because one died of its
+    /// own.
     pub(crate) fn note_heirs(&mut self) {
         for pid in self.inline.iter_mut().flat_map(|inline| inline.look_for_heirs()).collect::<Vec<_>>() {
             self.standing.note(pid, Ok(()));
+        }
+        if let Some(at_ns) = self.tripped.as_ref().map(|tripped| tripped.at_ns) {
+            let stopped = self.inline.as_mut().map(InlineHooks::take_stopped).unwrap_or_default();
+            for process in stopped {
+                if self.is_current_program(process) {
+                    self.note_given_up(process, at_ns);
+                }
+            }
         }
     }
 
@@ -422,7 +431,7 @@ impl Attaching {
     /// longest. One that is being prepared has a place. `None` if there is still no place.
     pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
         let promised = places_of(&self.members.awaited);
-        let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, promised);
+        let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, &promised);
         let Some(activity) = self.activity.as_ref().filter(is_full) else { return Some(Place::Free) };
         let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process))?;
         if self.let_go(idlest) {
@@ -486,9 +495,9 @@ impl Attaching {
     }
 
     /// Whether a process that is to be taken in has a place or gets one. Processes that are given by their PID need
-    /// none, nor do their descendants if there are no other targets. `promised`: places of others that are about to be
-    /// taken in.
-    pub(super) fn gets_place(&self, pid: u32, promised: usize) -> bool {
+    /// none, nor do their descendants if there are no other targets. `promised`: those that have one because they
+    /// are about to be taken in.
+    pub(super) fn gets_place(&self, pid: u32, promised: &HashSet<u32>) -> bool {
         let is_free = |activity: &Activity| activity.has_place(pid, promised);
         self.targets.named_alive.contains(&pid) || self.activity.as_ref().is_none_or(is_free)
     }
@@ -513,17 +522,17 @@ impl Attaching {
             let is_over = self.is_over() || !is_alive(pid);
             let is_due = is_over || self.is_member_due(pid, since);
             if is_due && !is_over && !awaited.has_place {
-                if !self.gets_place(pid, promised) {
+                if !self.gets_place(pid, &promised) {
                     self.members.held.remove(&pid);
                     continue;
                 }
                 awaited.has_place = true;
-                promised += 1;
+                promised.insert(pid);
             }
             if !is_due || !is_over && self.take_in(host, pid).may_come() {
                 self.members.awaited.insert(pid, awaited);
             } else {
-                promised -= usize::from(awaited.has_place);
+                promised.remove(&pid);
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
                 if is_late {
                     self.note_taken_in_late(pid, awaited, used_ns);
@@ -641,9 +650,9 @@ impl Attaching {
     }
 }
 
-/// Number of these processes that have a place.
-fn places_of(awaited: &HashMap<u32, Awaited>) -> usize {
-    awaited.values().filter(|awaited| awaited.has_place).count()
+/// Those of these processes that have a place.
+fn places_of(awaited: &HashMap<u32, Awaited>) -> HashSet<u32> {
+    awaited.iter().filter(|(_, awaited)| awaited.has_place).map(|(pid, _)| *pid).collect()
 }
 
 /// CPU time of a process's first thread, ns (`/proc/PID/schedstat`).

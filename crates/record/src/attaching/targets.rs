@@ -567,6 +567,10 @@ mod tests {
         targets.give_up(3, 1250);
         assert!(targets.is_given_up(1) && !targets.is_given_up(2) && !targets.is_given_up(3));
         assert_eq!((targets.seen(1, 2000).share, targets.seen(2, 2000).share), (0.25, 1.0));
+        // It was forked after that.
+        targets.begin(4, 1500);
+        targets.give_up(4, 1250);
+        assert_eq!(targets.seen(4, 2000).share, 0.0);
         targets.generation_began(1, 2000);
         assert!(!targets.is_given_up(1), "it runs another program");
         assert_eq!((targets.seen_before(1, 2000).share, targets.seen(1, 3000).share), (0.25, 1.0));

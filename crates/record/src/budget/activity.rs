@@ -343,15 +343,14 @@ impl Activity {
         standing == Some(Standing::Uncounted) || self.is_being_prepared(process)
     }
 
-    /// Whether a process has a place already, or one is left for it. `promised`: number of places that further
-    /// processes have, which are about to be taken in.
-    pub fn has_place(&self, pid: u32, promised: usize) -> bool {
-        let has_one =
-            |it: &ProcessActivity| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
+    /// Whether a process has a place already, or one is left for it. `promised`: processes that have one because they
+    /// are about to be taken in.
+    pub fn has_place(&self, pid: u32, promised: &HashSet<u32>) -> bool {
+        let has_one = |it: &ProcessActivity| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
         let known = self.processes.iter().filter(|(_, it)| has_one(it)).map(|(process, _)| process.tgid);
         let living = known.filter(|tgid| !self.over.contains(tgid));
-        let taken: HashSet<u32> = living.chain(self.taken_in.iter().copied()).collect();
-        taken.contains(&pid) || taken.len() + promised < self.places
+        let taken: HashSet<u32> = living.chain(self.taken_in.iter().chain(promised).copied()).collect();
+        taken.contains(&pid) || taken.len() < self.places
     }
 
     /// Notes that a process was taken in: it has a place, whether or not a check has seen it.
@@ -879,7 +878,7 @@ mod tests {
         let due = look(&mut activity, &[(1, 5), (2, 5), (3, 5)], 200);
         assert_eq!((due.len(), has_another(&activity)), (3, true));
         due[..2].iter().for_each(|tgid| activity.counted(process(*tgid), None));
-        assert!(!has_another(&activity) && activity.has_place(due[0], 0), "it has one");
+        assert!(!has_another(&activity) && activity.has_place(due[0], &HashSet::new()), "it has one");
         look(&mut activity, &[(due[1], 5), (3, 5)], 300);
         assert!(has_another(&activity), "one has ended");
     }
@@ -888,11 +887,16 @@ mod tests {
     fn who_is_taken_in_between_checks_has_a_place_once() {
         let mut activity = Activity::new(2, 1, true).with_places(3);
         [1, 2].iter().for_each(|pid| activity.took_in(*pid));
-        assert!(has_another(&activity) && !activity.has_place(3, 1), "the third place is promised");
-        assert!(activity.has_place(2, 1), "it has one");
+        let has_place = |activity: &Activity, pid, promised: &[u32]| {
+            activity.has_place(pid, &promised.iter().copied().collect())
+        };
+        assert!(has_another(&activity) && !has_place(&activity, 3, &[5]), "the third place is promised");
+        assert!(has_place(&activity, 2, &[5]), "it has one");
+        assert!(has_place(&activity, 5, &[5]), "it is the one that was promised it");
+        assert!(has_place(&activity, 3, &[2]), "the second one has one place");
         let threads = [1, 2].map(|tgid| LivingThread { process: process(tgid), memory_users: 1, cpu_ns: MS });
         activity.look(&threads, 100 * MS, |process| process.tgid == 1, |_| true);
-        assert!(activity.has_place(4, 1) && !activity.has_place(4, 2), "the second one is not counted");
+        assert!(has_place(&activity, 4, &[5]) && !has_place(&activity, 4, &[5, 6]), "the second one is not counted");
         [1, 3].iter().for_each(|pid| activity.took_in(*pid));
         assert!(has_another(&activity), "the first one has one place");
     }
@@ -928,7 +932,7 @@ mod tests {
 
     /// Whether a process without a place gets one.
     fn has_another(activity: &Activity) -> bool {
-        activity.has_place(99, 0)
+        activity.has_place(99, &HashSet::new())
     }
 
     fn idlest(activity: &Activity, now_ms: u64) -> Option<u32> {

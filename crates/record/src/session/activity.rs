@@ -10,9 +10,9 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::errors::Step;
 use super::state::Session;
+use crate::attaching::probes::Spent;
 use crate::attaching::taking_in::{Place, TakenIn};
 use crate::budget::activity::Activity;
-use crate::cost::cpu_time;
 
 /// Time between two attempts to hook a process for which another thread is working, ns; as many times as long for as
 /// many processes.
@@ -80,8 +80,7 @@ impl Session {
             return;
         }
         // It may end as soon as it is hooked.
-        let used = || cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
-        let used_before = used();
+        let used_before = Spent::of_living(process.tgid);
         let begun = thread_cpu_time();
         let place = self.attaching.make_place(process, now_ns);
         if place == Some(Place::OfIdle) {
@@ -93,7 +92,7 @@ impl Session {
         let Some(activity) = &mut self.attaching.activity else { return };
         activity.spend((thread_cpu_time().saturating_sub(begun) + aside).as_nanos() as u64);
         match taken_in {
-            Some(TakenIn::Counted) => activity.counted(process, used().or(used_before)),
+            Some(TakenIn::Counted) => activity.counted(process, Spent::of_living(process.tgid).or(used_before)),
             Some(TakenIn::UnderWay) if activity.prepares(process, now_ns) => {
                 let pause_ns = LOOK_AGAIN_NS * (1 + self.under_way.len() as u64);
                 self.under_way.push_back((now_ns + pause_ns, process));
