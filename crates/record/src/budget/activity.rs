@@ -346,7 +346,8 @@ impl Activity {
     /// Whether a process has a place already, or one is left for it. `promised`: processes that have one because they
     /// are about to be taken in.
     pub fn has_place(&self, pid: u32, promised: &HashSet<u32>) -> bool {
-        let has_one = |it: &ProcessActivity| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
+        let has_one =
+            |it: &ProcessActivity| matches!(it.standing, Standing::Since(_)) || it.prepared_since_ns.is_some();
         let known = self.processes.iter().filter(|(_, it)| has_one(it)).map(|(process, _)| process.tgid);
         let living = known.filter(|tgid| !self.over.contains(tgid));
         let taken: HashSet<u32> = living.chain(self.taken_in.iter().chain(promised).copied()).collect();
@@ -887,9 +888,8 @@ mod tests {
     fn who_is_taken_in_between_checks_has_a_place_once() {
         let mut activity = Activity::new(2, 1, true).with_places(3);
         [1, 2].iter().for_each(|pid| activity.took_in(*pid));
-        let has_place = |activity: &Activity, pid, promised: &[u32]| {
-            activity.has_place(pid, &promised.iter().copied().collect())
-        };
+        let has_place =
+            |activity: &Activity, pid, promised: &[u32]| activity.has_place(pid, &promised.iter().copied().collect());
         assert!(has_another(&activity) && !has_place(&activity, 3, &[5]), "the third place is promised");
         assert!(has_place(&activity, 2, &[5]), "it has one");
         assert!(has_place(&activity, 5, &[5]), "it is the one that was promised it");
