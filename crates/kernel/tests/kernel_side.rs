@@ -6,6 +6,7 @@
 mod on_functions;
 
 use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,9 +52,13 @@ fn who_ends_before_its_own_links_are_made_was_not_counted() {
     for (counted_by, uncounted) in
         [(CountedBy::OwnLinks, 0), (CountedBy::AwaitedLinks, 1), (CountedBy::SharedLinks, 2), (CountedBy::OwnLinks, 2)]
     {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut to = child.stdin.take().unwrap();
+        to.write_all(b"x").unwrap();
+        // The kernel's program that runs at an exec may run after `spawn` has returned: it is over once `cat` answers.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         kernel.control.add_target(child.id(), counted_by).unwrap();
-        drop(child.stdin.take());
+        drop(to);
         assert!(child.wait().unwrap().success());
         let progress = kernel.totals.progress().unwrap();
         assert_eq!(progress.ended_uncounted, uncounted, "{counted_by:?}");
