@@ -241,10 +241,10 @@ extern "C" fn add_slot(number: u64, sum: *mut Sum) -> i64 {
 }
 
 /// Adds a slot; adds nothing if it is not in memory. Sums wrap, because the target may have written anything.
-/// `tells_left`: 1 if the slot shows which calls were left by a jump. (There are no branches, because the verifier
+/// `reports_left`: 1 if the slot shows which calls were left by a jump. (There are no branches, because the verifier
 /// follows each one.)
 #[inline(always)]
-fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
+fn add(address: u64, sums: &mut SlotSums, reports_left: u64) {
     let mut slot = MaybeUninit::<SlotSums>::uninit();
     let bytes = size_of::<SlotSums>() as u32;
     // SAFETY: the helper writes that many bytes to `slot`, zeros if it fails. It checks the address itself.
@@ -266,5 +266,5 @@ fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
     let last_is_sampled = 1 ^ ((other | other.wrapping_neg()) >> 63);
     let is_open = (open | open.wrapping_neg()) >> 63;
     let left = open.wrapping_sub(last_is_sampled & is_open);
-    sums.sampled_call = sums.sampled_call.wrapping_add(left * tells_left);
+    sums.sampled_call = sums.sampled_call.wrapping_add(left * reports_left);
 }

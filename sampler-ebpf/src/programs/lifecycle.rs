@@ -70,8 +70,8 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         target::leave_own_links(next.tgid);
     }
     // The new program is mapped, and has not run yet. It reaches its entry point soon after this program returns, so
-    // whoever holds it there, and may list it anew, is told as early as possible.
-    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
+    // it is reported to whoever holds it there, and may list it anew, as early as possible.
+    if target::listed(next.tgid) && !output::report_exec(next.tgid) {
         count_process_event_lost();
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
@@ -94,7 +94,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
-    tell_if_uncounted(ended, counted);
+    report_if_uncounted(ended, counted);
     0
 }
 
@@ -122,7 +122,7 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
         note_end(is_counted || target::has_own_links(process.tgid), cpu_ns);
     }
     let counted = is_counted || has_totals(process);
-    tell_if_uncounted(process, counted);
+    report_if_uncounted(process, counted);
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || counted) && !output::submit_exit(process, cpu_ns) {
         count_process_event_lost();
@@ -157,9 +157,9 @@ fn has_totals(process: ProcessKey) -> bool {
 
 /// Reports that a target's program has ended, if nothing counted it and programs are counted individually.
 #[inline(always)]
-fn tell_if_uncounted(process: ProcessKey, is_counted: bool) {
-    let is_told = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
-    if is_told && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
+fn report_if_uncounted(process: ProcessKey, is_counted: bool) {
+    let is_reported = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
+    if is_reported && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
         count_process_event_lost();
     }
 }

@@ -183,7 +183,7 @@ fn submit_process_with(event: u32, process: ProcessKey, next: ProcessKey, cpu_us
 
 /// Immediately reports the exec of a target to the waiting reader. Returns whether there was space, or nothing waits.
 #[inline(always)]
-pub fn tell_exec(tgid: u32) -> bool {
+pub fn report_exec(tgid: u32) -> bool {
     let Some(ring) = maps::execs() else { return true };
     // SAFETY: the helper returns null or space for four bytes, aligned to 8, which nothing else refers to.
     let Some(record) = (unsafe { ring.reserve(size_of::<u32>() as u64).cast::<u32>().as_mut() }) else { return false };
