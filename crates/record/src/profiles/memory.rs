@@ -124,6 +124,12 @@ impl MemoryReader {
         let mut left = if is_refresh { self.saved } else { OF_A_FILE };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
+        // An idle process has no `exec_id` until it is counted.
+        for key in keys.iter().filter(|key| key.exec_id != 0) {
+            if let Some(idle) = self.earlier.remove(&ProcessKey { exec_id: 0, ..*key }) {
+                self.earlier.entry(*key).or_insert(idle);
+            }
+        }
         self.earlier.retain(|key, _| keys.contains(key));
         self.silent.retain(|key| keys.contains(key));
         for (it, sums) in sums {
@@ -385,6 +391,25 @@ mod tests {
         let at_attach = own().at_attach.of_program(1);
         reader.measure(vec![Measured { at_attach, ..own() }], &mut [], &mut idle, true);
         assert_eq!(idle[0].resident.and_then(|it| it.growth_per_minute), None, "another program");
+    }
+
+    #[test]
+    fn growth_goes_on_when_an_idle_process_is_counted_unless_it_runs_another_program() {
+        let growth = |reader: &mut MemoryReader, exec_id, since_ns| {
+            let at_attach = AtAttach { since_ns, ..own().at_attach };
+            let measured = Measured { key: ProcessKey { exec_id, ..own().key }, at_attach, ..own() };
+            let mut process = [Process::default()];
+            reader.measure(vec![measured], &mut process, &mut Vec::new(), true);
+            process[0].resident.and_then(|resident| resident.growth_per_minute)
+        };
+        let minute_ago = monotonic_ns().saturating_sub(GROWTH_OVER_NS);
+        for (since_ns, goes_on) in [(5, true), (6, false)] {
+            let mut reader = MemoryReader::default();
+            assert_eq!(growth(&mut reader, 0, 5), None, "it was not read before");
+            reader.earlier.values_mut().for_each(|it| it.from = ResidentAt { at_ns: minute_ago, bytes: 0 });
+            assert_eq!(growth(&mut reader, 3, since_ns).is_some_and(|bytes| bytes > 0), goes_on);
+            assert_eq!(growth(&mut reader, 3, since_ns).is_some_and(|bytes| bytes > 0), goes_on, "from then on");
+        }
     }
 
     #[test]
