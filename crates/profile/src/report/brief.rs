@@ -140,13 +140,13 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
 
 /// As many remarks as fit into `free` lines, and the number of remaining ones.
 fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
-    let all = remarks::with_refusals(context);
+    let (all, left_out) = remarks::with_refusals(context);
     let mark = context.paint(Style::Warning, "!");
     let mut lines = Vec::new();
     let mut shown = 0;
     for remark in &all {
         let wrapped = wrap(remark, context.width - 4);
-        let more = usize::from(shown + 1 < all.len());
+        let more = usize::from(shown + 1 < all.len() + left_out);
         let fits = lines.len() + wrapped.len() + more <= free;
         if shown > 0 && !fits {
             break;
@@ -157,7 +157,8 @@ fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
         lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));
         shown += 1;
     }
-    if let Some(more @ 1..) = all.len().checked_sub(shown) {
+    let more = all.len() - shown + left_out;
+    if more > 0 {
         let file = answer::readable_file(context);
         let how = format!("  … and {} (heapbpf report --details {file})", plural(more as u64, "more remark"));
         lines.push(context.paint(Style::Dim, &clip(&how, context.width)));

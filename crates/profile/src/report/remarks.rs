@@ -59,13 +59,19 @@ fn is_in_no_figure(text: &str) -> bool {
 
 /// All remarks, each in one line. Those about the largest share of bytes or calls come first.
 pub(super) fn all(context: &Context) -> Vec<String> {
-    ordered(kinds(context))
+    let (texts, more) = ordered(kinds(context));
+    let more = (more > 0).then(|| format!("and {}", plural(more as u64, "more remark")));
+    texts.into_iter().chain(more).collect()
 }
 
-/// All remarks, and why processes were not hooked inline. The complete report has a section for the latter.
-pub(super) fn with_refusals(context: &Context) -> Vec<String> {
-    let refusals = hooking::refusals(context.profile).0.into_iter().map(|text| Remark { text, share: None });
-    ordered(std::iter::once(refusals.collect()).chain(kinds(context)).collect())
+/// All remarks, and why processes were not hooked inline; and the number of further ones. The complete report has a
+/// section for the reasons.
+pub(super) fn with_refusals(context: &Context) -> (Vec<String>, usize) {
+    let (refusals, more_reasons) = hooking::refusals(context.profile);
+    let remark = |(text, share): (String, f64)| Remark { text, share: Some(share).filter(|share| *share > 0.0) };
+    let refusals = refusals.into_iter().map(remark).collect();
+    let (texts, more) = ordered(std::iter::once(refusals).chain(kinds(context)).collect());
+    (texts, more + more_reasons)
 }
 
 /// The remarks by kind.
@@ -97,8 +103,8 @@ fn kinds(context: &Context) -> Vec<Vec<Remark>> {
     kinds
 }
 
-/// The texts of the remarks in order, with at most [`MOST`] of each kind.
-fn ordered(kinds: Vec<Vec<Remark>>) -> Vec<String> {
+/// The texts of the remarks in order, with at most [`MOST`] of each kind; and the number of further ones.
+fn ordered(kinds: Vec<Vec<Remark>>) -> (Vec<String>, usize) {
     let sort = |remarks: &mut Vec<Remark>| remarks.sort_by(|a, b| b.rank().total_cmp(&a.rank()));
     let (mut all, mut more) = (Vec::new(), 0);
     for mut kind in kinds {
@@ -107,12 +113,11 @@ fn ordered(kinds: Vec<Vec<Remark>>) -> Vec<String> {
         all.extend(kind.into_iter().take(MOST));
     }
     sort(&mut all);
-    let more = (more > 0).then(|| format!("and {}", plural(more as u64, "more remark")));
-    all.into_iter().map(|remark| remark.text).chain(more).collect()
+    (all.into_iter().map(|remark| remark.text).collect(), more)
 }
 
 /// Share of each process in the bytes allocated.
-fn byte_shares(profile: &Profile) -> Vec<f64> {
+pub(super) fn byte_shares(profile: &Profile) -> Vec<f64> {
     let mut bytes = vec![0.0; profile.processes.len()];
     for row in &profile.rows {
         if let Some(of_process) = bytes.get_mut(row.key.process) {
