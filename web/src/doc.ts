@@ -49,7 +49,7 @@ export class Boxes {
   private sets({ tree, leaf, sheet }: Pick<Doc, "tree" | "leaf" | "sheet">) {
     if (this.made?.tree !== tree) {
       const sum = (of: (stack: number) => number) => sizes(tree, leaf, Float64Array.from(leaf, (_, stack) => of(stack)));
-      this.made = { tree, stacks: sum(() => 1), places: sum(stack => stack + 1), sums: sum(stack => sheet.id[stack] % 2 ** 32) };
+      this.made = { tree, stacks: sum(() => 1), places: sum(stack => stack + 1), sums: sum(stack => sheet.id[stack] % 2 ** 36) };
     }
     return this.made;
   }

@@ -102,6 +102,17 @@ impl ProcessSet {
         }
     }
 
+    /// Adds another set, in time that grows at most with the sizes of both.
+    fn merge(&mut self, other: &Self) {
+        let Some(first) = other.first else { return };
+        self.insert(first);
+        if other.others.len() < self.others.len() / 16 {
+            other.others.iter().for_each(|process| self.insert(*process));
+        } else if !other.others.is_subset(&self.others) {
+            self.others = self.others.union(&other.others).copied().collect();
+        }
+    }
+
     const fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -238,7 +249,7 @@ impl Pool {
 
     /// Adds the rows of another pool. The bounds on lost samples have to be set again.
     pub(crate) fn merge(&mut self, other: &Self) {
-        other.processes.iter().for_each(|process| self.processes.insert(process));
+        self.processes.merge(&other.processes);
         self.covered.extend(&other.covered);
         self.is_unread |= other.is_unread;
         self.has_mapped |= other.has_mapped;

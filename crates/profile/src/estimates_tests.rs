@@ -121,3 +121,22 @@ fn exact_totals_need_every_process() {
     profile.processes[1].exact_alloc_bytes = Some(5);
     assert_eq!(exact(&profile, None, Value::AllocSpace), Some(60_000_005));
 }
+
+#[test]
+fn merged_sets_of_processes_have_those_of_both() {
+    let of = |processes: &[usize]| {
+        let mut set = ProcessSet::default();
+        processes.iter().for_each(|process| set.insert(*process));
+        set
+    };
+    let many: Vec<usize> = (0..100).map(|process| 3 * process).collect();
+    let all: [&[usize]; 6] = [&[], &[0], &[7], &[5, 2], &[298, 1], &many];
+    for a in all {
+        for b in all {
+            let (mut merged, both) = (of(a), [a, b].concat());
+            merged.merge(&of(b));
+            assert_eq!(merged, of(&both));
+            assert!(merged.iter().eq(BTreeSet::from_iter(both)), "{merged:?}");
+        }
+    }
+}

@@ -93,7 +93,7 @@ fn boxes(data: &serde_json::Value) -> HashMap<i64, Vec<Option<i64>>> {
 }
 
 fn sum_of<'a>(ids: impl Iterator<Item = &'a i64>) -> i64 {
-    ids.map(|id| id & i64::from(u32::MAX)).sum()
+    ids.map(|id| id & ((1_i64 << 36) - 1)).sum()
 }
 
 #[test]
