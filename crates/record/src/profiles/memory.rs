@@ -408,7 +408,6 @@ mod tests {
             assert_eq!(growth(&mut reader, 0, 5), None, "it was not read before");
             reader.earlier.values_mut().for_each(|it| it.from = ResidentAt { at_ns: minute_ago, bytes: 0 });
             assert_eq!(growth(&mut reader, 3, since_ns).is_some_and(|bytes| bytes > 0), goes_on);
-            assert_eq!(growth(&mut reader, 3, since_ns).is_some_and(|bytes| bytes > 0), goes_on, "from then on");
         }
     }
 
