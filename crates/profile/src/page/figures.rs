@@ -271,9 +271,8 @@ mod tests {
     #[test]
     fn boxes_with_equal_sums_have_no_interval() {
         with_stacks(|profile, mut layout, stacks| {
-            let of = |layout: &Layout| {
-                Boxes::of(profile, layout, stacks, &VALUES, 0.95, &mut SharedLosses::default()).of
-            };
+            let of =
+                |layout: &Layout| Boxes::of(profile, layout, stacks, &VALUES, 0.95, &mut SharedLosses::default()).of;
             assert!(of(&layout).len() > 10);
             layout.ids.fill(0);
             assert!(of(&layout).is_empty());

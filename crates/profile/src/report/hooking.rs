@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::remarks::byte_shares;
 use super::{Context, plural};
 use crate::group::process_name;
-use crate::model::{Member, Process, Profile};
+use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, wrap};
 use heapbpf_audit::Hook;
 
@@ -19,7 +18,7 @@ const NAME: usize = 30;
 pub(super) fn section(context: &Context) -> Vec<String> {
     let profile = context.profile;
     let mut ways = BTreeMap::<&str, u64>::new();
-    each(profile).for_each(|(process, _)| *ways.entry(way(process)).or_default() += process.count());
+    each(profile).for_each(|process| *ways.entry(way(process)).or_default() += process.count());
     let is_one_inline = profile.number_of_processes() == 1 && profile.processes[0].hook == Some(Hook::Inline);
     if is_one_inline || profile.processes.iter().all(|process| process.hook.is_none()) {
         return Vec::new();
@@ -30,7 +29,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     );
     let mark = context.paint(Style::Warning, "!");
     let (refusals, more) = refusals(profile);
-    for (text, _) in refusals {
+    for text in refusals {
         let texts = wrap(&text, context.width - 4).into_iter().enumerate();
         lines.extend(texts.map(|(at, text)| format!("  {} {text}", if at == 0 { &*mark } else { " " })));
     }
@@ -38,36 +37,30 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// Why processes were not hooked inline, a line for each reason, with their share of the bytes; and the number of
-/// further reasons.
-pub(super) fn refusals(profile: &Profile) -> (Vec<(String, f64)>, usize) {
-    let mut reasons = BTreeMap::<&str, (u64, f64, Vec<&Process>)>::new();
-    for (process, share) in each(profile) {
+/// Why processes were not hooked inline, a line for each reason; and the number of further reasons.
+pub(super) fn refusals(profile: &Profile) -> (Vec<String>, usize) {
+    let mut reasons = BTreeMap::<&str, (u64, Vec<&Process>)>::new();
+    for process in each(profile) {
         let Some(why) = &process.not_inline else { continue };
-        let (number, of_all, some) = reasons.entry(why).or_default();
+        let (number, some) = reasons.entry(why).or_default();
         *number += process.count();
-        *of_all += share;
         some.extend((some.len() < MOST_NAMED).then_some(process));
     }
     let more = reasons.len().saturating_sub(MOST_REASONS);
-    let text = |(why, (number, share, some)): (&str, (u64, f64, Vec<&Process>))| {
+    let text = |(why, (number, some)): (&str, (u64, Vec<&Process>))| {
         let were = if number == 1 { "was" } else { "were" };
         let mut names: Vec<String> = some.iter().map(|process| clip(&process_name(process), NAME)).collect();
         names.extend((number > names.len() as u64).then(|| "…".to_owned()));
-        let who = plural(number, "process");
-        (format!("{who} {were} not counted from inside: {why} ({})", names.join(", ")), share)
+        format!("{} {were} not counted from inside: {why} ({})", plural(number, "process"), names.join(", "))
     };
     (most_first(reasons, |reason| reason.0).take(MOST_REASONS).map(text).collect(), more)
 }
 
-/// All processes, including those whose rows were merged, each with its share of the bytes allocated.
-fn each(profile: &Profile) -> impl Iterator<Item = (&Process, f64)> {
-    profile.processes.iter().zip(byte_shares(profile)).flat_map(|(process, share)| {
-        let itself = process.members.is_empty().then_some((process, share));
-        let bytes = |member: &Member| member.totals.iter().map(|row| row.alloc.bytes).sum::<f64>();
-        let all = process.members.iter().map(bytes).sum::<f64>().max(1.0);
-        let members = process.members.iter().map(move |member| (&member.process, share * bytes(member) / all));
-        itself.into_iter().chain(members)
+/// All processes, including those whose rows were merged.
+fn each(profile: &Profile) -> impl Iterator<Item = &Process> {
+    profile.processes.iter().flat_map(|process| {
+        let itself = process.members.is_empty().then_some(process);
+        itself.into_iter().chain(process.members.iter().map(|member| &member.process))
     })
 }
 
@@ -129,26 +122,6 @@ mod tests {
         assert_eq!((found.len(), &*found[9]), (10, "    and for 3 more reasons"));
         let together = lines(&crate::programs::put_together(&profile, false));
         assert_eq!(together, found, "processes of one program are told apart");
-    }
-
-    #[test]
-    fn a_reason_has_the_share_of_all_its_processes() {
-        let mut profile = testing::small();
-        let (second, rows) = (profile.processes[1].clone(), profile.rows.clone());
-        profile.processes.push(Process { pid: 4301, not_inline: Some("another reason".into()), ..second });
-        profile.rows.extend(rows.into_iter().filter(|row| row.key.process == 1).map(|mut row| {
-            row.key.process = 2;
-            row
-        }));
-        let of_process = byte_shares(&profile)[1];
-        assert!(of_process > 0.1, "{of_process}");
-        let together = crate::programs::put_together(&profile, false);
-        assert!(together.processes.len() < profile.processes.len());
-        for profile in [profile, together] {
-            let shares: Vec<f64> = refusals(&profile).0.into_iter().map(|(_, share)| share).collect();
-            assert_eq!(shares.len(), 2);
-            assert!(shares.iter().all(|share| (share - of_process).abs() < 1e-9), "{shares:?}, {of_process}");
-        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ const MOST: usize = 5;
 /// Text that identifies notes about what is in no figure.
 const IN_NO_FIGURE: [&str; 4] = ["not counted: ", "is missing", "is not included", "are not included"];
 
-/// What a remark about something that is in no figure counts as if its share is not known.
+/// What a remark about something that is in no figure counts as if its share is not known, and a reason against inline
+/// hooks.
 const UNKNOWN_SHARE: f64 = 0.01;
 
 /// Maximum number of processes that get an individual remark about how long they were hooked.
@@ -68,8 +69,8 @@ pub(super) fn all(context: &Context) -> Vec<String> {
 /// section for the reasons.
 pub(super) fn with_refusals(context: &Context) -> (Vec<String>, usize) {
     let (refusals, more_reasons) = hooking::refusals(context.profile);
-    let remark = |(text, share): (String, f64)| Remark { text, share: Some(share).filter(|share| *share > 0.0) };
-    let refusals = refusals.into_iter().map(remark).collect();
+    // Probes count these processes: what is missing comes first.
+    let refusals = refusals.into_iter().map(|text| Remark::new(text, UNKNOWN_SHARE)).collect();
     let (texts, more) = ordered(std::iter::once(refusals).chain(kinds(context)).collect());
     (texts, more + more_reasons)
 }
@@ -117,7 +118,7 @@ fn ordered(kinds: Vec<Vec<Remark>>) -> (Vec<String>, usize) {
 }
 
 /// Share of each process in the bytes allocated.
-pub(super) fn byte_shares(profile: &Profile) -> Vec<f64> {
+fn byte_shares(profile: &Profile) -> Vec<f64> {
     let mut bytes = vec![0.0; profile.processes.len()];
     for row in &profile.rows {
         if let Some(of_process) = bytes.get_mut(row.key.process) {
