@@ -1,7 +1,7 @@
 /* ROUNDS LIBRARY...: loads each library, calls the site in it, and unloads it. The next one may be mapped at the
  * same addresses. The loader's own allocations are not at any site.
- *   deleted FOLDER LIBRARY...  loads a copy of each library in the folder, deletes the copy, calls the site in it, prints
- *                              STEP and waits, and unloads it */
+ *   deleted DIR LIBRARY...  loads a copy of each library in the directory, deletes the copy, calls the site in it,
+ *                           prints STEP and waits, and unloads it */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include "truth.h"

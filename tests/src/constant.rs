@@ -209,9 +209,9 @@ impl<'a> Judge<'a> {
             let tolerance = sigmas * variance.sqrt() + missing;
             // The part beyond 95 %, where the interval ends without losses.
             let beyond = (sigmas - 1.96) * variance.sqrt() + missing;
-            let is_reported = figure.low.is_some_and(|low| low - beyond <= truth)
+            let is_covered = figure.low.is_some_and(|low| low - beyond <= truth)
                 && figure.high.is_some_and(|high| high + beyond >= truth);
-            if (figure.value() - truth).abs() > tolerance && !is_reported && !is_unread(figure) {
+            if (figure.value() - truth).abs() > tolerance && !is_covered && !is_unread(figure) {
                 self.wrong.push(format!("{}: {what} {} instead of {truth} ± {tolerance}", cut.from, figure.value()));
             }
             self.ordered(cut, what, figure);

@@ -147,7 +147,7 @@ pub struct Hooks<L = Links> {
     links: HashMap<Served, L>,
     /// Makes links while the recording goes on.
     making: Aside<Served, LinkResult<L>>,
-    /// Links that were asked for and that `making` is making, or has made without that having been told.
+    /// Links that were asked for: `None` as long as `making` makes them, then the outcome until somebody fetches it.
     asked: HashMap<Served, Option<Result<(), HookError>>>,
     /// See [`take_loose`](Self::take_loose).
     loose: Vec<L>,

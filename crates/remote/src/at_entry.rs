@@ -130,11 +130,11 @@ impl Entry {
 fn padding(address: u64, code: &[u8], from: usize) -> Option<usize> {
     let is_padding =
         |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
-    let padding = |from: usize| {
+    let length_at = |from: usize| {
         let next = (address + from as u64).next_multiple_of(ALIGNMENT) - address;
         code.get(from..next as usize).filter(|bytes| bytes.iter().all(is_padding)).map(<[u8]>::len)
     };
-    let length = padding(from)?;
+    let length = length_at(from)?;
     if length >= LONG_BYTES {
         return Some(from);
     }
@@ -142,7 +142,7 @@ fn padding(address: u64, code: &[u8], from: usize) -> Option<usize> {
     let next = &code[from + length..];
     let next = next.strip_prefix(ENDBR).unwrap_or(next).strip_prefix(&[RET])?;
     let from = code.len() - next.len();
-    padding(from).filter(|length| *length >= LONG_BYTES).map(|_| from)
+    length_at(from).filter(|length| *length >= LONG_BYTES).map(|_| from)
 }
 
 /// The jumps that lead a process to where it waits.

@@ -158,8 +158,8 @@ fn has_totals(process: ProcessKey) -> bool {
 /// Reports that a target's program has ended, if nothing counted it and programs are counted individually.
 #[inline(always)]
 fn report_if_uncounted(process: ProcessKey, is_counted: bool) {
-    let is_reported = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
-    if is_reported && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
+    let is_to_be_reported = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
+    if is_to_be_reported && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
         count_process_event_lost();
     }
 }

@@ -21,8 +21,8 @@ const MOST: usize = 5;
 /// Text that identifies notes about what is in no figure.
 const IN_NO_FIGURE: [&str; 4] = ["not counted: ", "is missing", "is not included", "are not included"];
 
-/// What a remark about something that is in no figure counts as if its share is not known, and a reason against inline
-/// hooks.
+/// The share by which reasons against inline hooks are sorted, and remarks about what is in no figure whose share is
+/// not known.
 const UNKNOWN_SHARE: f64 = 0.01;
 
 /// Maximum number of processes that get an individual remark about how long they were hooked.

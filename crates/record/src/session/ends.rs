@@ -56,7 +56,7 @@ impl Session {
         let Some(inline) = &mut self.attaching.inline else { return };
         let living: HashSet<ProcessKey> = threads.iter().map(|thread| thread.process).collect();
         let mut ended = inline.ended_unlisted(&living);
-        // Of the others, a record or a census tells.
+        // The ends of the others are reported by a record or found by a census.
         ended.retain(|process| !self.recorder.processes.contains_key(process));
         for process in ended {
             let has_replaced = |it: &ProcessKey| (it.tgid, it.start_ns) == (process.tgid, process.start_ns);
@@ -130,7 +130,7 @@ impl Session {
         self.note_new_lives();
         let before = self.recorder.heap.estimated().live_samples;
         for (process, how) in self.lives.settle(census, monotonic_ns()) {
-            log::debug!("no record told of the end of {process:?}: {how:?}");
+            log::debug!("no record reported the end of {process:?}: {how:?}");
             match how {
                 End::Exec => self.replaced(process, census.time_ns),
                 End::Exit => self.exited(process, census.time_ns),
