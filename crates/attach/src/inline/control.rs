@@ -59,8 +59,8 @@ impl ControlPage {
         &self.page
     }
 
-    /// The page for the allocator with this number. Each allocator of each process draws numbers of its own, even if the
-    /// seed is given, and none that probes draw.
+    /// The page for the allocator with this number. Each allocator of each process draws numbers of its own, even if
+    /// the seed is given, and none that probes draw.
     pub(super) fn of_number(&self, number: u64) -> Control {
         let seed = match self.page.seed {
             0 => 0,

@@ -66,7 +66,6 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     if is_frozen(pid) {
         return Err(Refusal::Frozen.into());
     }
-    let groups = text("cgroup");
     let limits = process.limits().ok();
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
@@ -88,7 +87,7 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     {
         Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
-    for dir in memory_groups(&groups) {
+    for dir in memory_groups(&text("cgroup")) {
         if let Some((allowed, used)) = used_in_group(&dir) {
             let limit = Limit { name: GROUP, allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
