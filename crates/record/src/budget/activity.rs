@@ -296,7 +296,14 @@ impl Activity {
             true => SHORTEST_PAUSE_NS,
             false => (2 * self.pause_ns).min(LONGEST_PAUSE_NS),
         };
-        self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
+        self.next_ns = (now_ns + self.pause_ns).min(retry_ns).max(self.may_hook_ns());
+    }
+
+    /// When hooking may take CPU time again (CLOCK_MONOTONIC), or the longest pause ends. Earlier checks find nothing to
+    /// do.
+    fn may_hook_ns(&self) -> u64 {
+        let until_ns = ((-self.saved_ns).max(0.0) / (self.processors * SHARE)) as u64;
+        self.looked_ns + until_ns.min(LONGEST_PAUSE_NS)
     }
 
     /// Skips a process that is no target now, or for which there is no place. It is not considered again for a while.
@@ -399,6 +406,7 @@ impl Activity {
     /// Subtracts CPU time that hooking took, ns.
     pub fn spend(&mut self, ns: u64) {
         self.saved_ns -= ns as f64;
+        self.next_ns = self.next_ns.max(self.may_hook_ns());
     }
 
     /// Notes that a process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known. If it
@@ -840,8 +848,11 @@ mod tests {
         let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[], 100);
         assert_eq!(look(&mut activity, &[(1, 5)], 200), [1]);
-        activity.spend(450 * MS);
+        activity.spend(405 * MS);
+        assert_eq!(activity.next_ns() / MS, 450, "2 ms are saved in 100 ms");
+        activity.spend(45 * MS);
         assert!(look(&mut activity, &[(1, 50)], 300).is_empty(), "2 ms were saved since");
+        assert_eq!(activity.next_ns() / MS, 1900, "the longest pause");
         assert_eq!(look(&mut activity, &[(1, 80)], 3000), [1]);
     }
 
