@@ -493,6 +493,12 @@ impl InlineHooks {
     /// Whether another thread is preparing an allocator of a process, or undoing that.
     fn is_preparing(&mut self, pid: u32) -> bool {
         self.take_over_done();
+        self.prepares(pid)
+    }
+
+    /// Whether another thread is, or was at the last check, preparing an allocator of a process: what appears there is
+    /// most likely our own code, which is known once that thread is done.
+    pub fn prepares(&self, pid: u32) -> bool {
         self.aside.under_way().iter().any(|(process, _)| process.tgid == pid)
     }
 

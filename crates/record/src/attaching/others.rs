@@ -8,7 +8,7 @@ use heapbpf_remote::blob_range;
 /// Minimum time between two checks of the mappings of processes with hooks of others, ns; and the pause as a multiple
 /// of how long a check takes.
 const LOOK_EVERY_NS: u64 = 100_000_000;
-const SHARE_OF_TIME: u64 = 100;
+const SHARE_OF_TIME: u64 = 500;
 /// Maximum number of processes whose names are kept, and that a remark names.
 const MOST_NAMES: usize = 4096;
 const MOST_NAMED: usize = 3;

@@ -56,12 +56,17 @@ impl Attaching {
     pub(super) fn note_others_hooks(&mut self, host: &mut Host, generation: GenerationId, module: ModuleId) {
         let Some(base) = base_of(host, module) else { return };
         let pid = generation.pid;
+        let since_ns = mapped_since(host, generation, module);
+        // The next check tells whether it is ours.
+        if self.inline.as_ref().is_some_and(|inline| inline.prepares(pid)) {
+            self.others.watched.entry(pid).or_insert(since_ns);
+            return;
+        }
         if self.is_ours(pid, base) || !self.is_target(host, generation) {
             return;
         }
         // Code that this recording mapped and could not use is still there.
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let since_ns = mapped_since(host, generation, module);
         if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
             self.is_unseen(pid, since_ns, &Refused::Hooked.to_string());
         } else {
