@@ -328,7 +328,13 @@ impl Counted {
 
     /// Whether a process began with inherited hooks. Reads the kernel's whole list.
     pub(super) fn has_inherited(&self, pid: u32) -> bool {
-        self.map.entries().iter().any(|(process, entry)| process.tgid == pid && entry.hooked != *process)
+        self.all_heirs().contains(&pid)
+    }
+
+    /// The processes that began with inherited hooks. Reads the kernel's whole list.
+    pub(super) fn all_heirs(&self) -> HashSet<u32> {
+        let heirs = self.map.entries().into_iter().filter(|(process, entry)| entry.hooked != *process);
+        heirs.map(|(process, _)| process.tgid).collect()
     }
 
     /// Whether this process generation has inherited hooks.

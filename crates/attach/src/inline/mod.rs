@@ -686,6 +686,11 @@ impl InlineHooks {
         self.counted.has_inherited(pid)
     }
 
+    /// All processes that began with hooks inherited from their parents.
+    pub fn heirs(&self) -> HashSet<u32> {
+        self.counted.all_heirs()
+    }
+
     /// Whether a process generation has inherited hooks. Takes no time.
     pub fn is_child(&self, process: ProcessKey) -> bool {
         self.counted.is_child(process)

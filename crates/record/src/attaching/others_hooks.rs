@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use heapbpf_attach::inline::removal::without_what_was_left;
-use heapbpf_attach::inline::{Refused, service};
+use heapbpf_attach::inline::{InlineHooks, Refused, service};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
@@ -76,9 +76,16 @@ impl Attaching {
 
     /// Whether code of inline hooks in a process belongs to this recording.
     fn is_ours(&self, pid: u32, base: u64) -> bool {
-        self.inline.as_ref().is_some_and(|inline| {
-            inline.has_mapped(pid, base) || self.control.has_inherited_hooks(pid) || inline.has_inherited(pid)
-        })
+        let has_inherited = |inline: &InlineHooks| self.is_listed_heir(pid) || inline.has_inherited(pid);
+        self.has_mapped(pid, base) || self.inline.as_ref().is_some_and(has_inherited)
+    }
+
+    fn has_mapped(&self, pid: u32, base: u64) -> bool {
+        self.inline.as_ref().is_some_and(|inline| inline.has_mapped(pid, base))
+    }
+
+    fn is_listed_heir(&self, pid: u32) -> bool {
+        self.inline.is_some() && self.control.has_inherited_hooks(pid)
     }
 
     /// Notes that a child inherited inline hooks of others from its parent.
@@ -99,6 +106,8 @@ impl Attaching {
             return false;
         }
         let mut is_any_seen = false;
+        // Once for all: it reads the kernel's whole list.
+        let heirs = self.inline.as_ref().map(InlineHooks::heirs).unwrap_or_default();
         for (pid, looked_ns) in std::mem::take(&mut self.others.watched) {
             let begun_ns = monotonic_ns();
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
@@ -106,7 +115,8 @@ impl Attaching {
             if maps.is_empty() || !self.targets.is_running(pid) {
                 continue;
             }
-            let code = code_of_others(&maps, |base| self.is_ours(pid, base));
+            let is_heir = heirs.contains(&pid) || self.is_listed_heir(pid);
+            let code = code_of_others(&maps, |base| is_heir || self.has_mapped(pid, base));
             if code == Some(Code::InPlace) && self.targets.is_hidden(pid) {
                 self.targets.hidden_since(pid, looked_ns);
             } else if code == Some(Code::InPlace) {
