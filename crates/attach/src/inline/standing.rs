@@ -20,7 +20,7 @@ pub struct Standing {
     inherits: bool,
     /// Since when a process's Python objects are counted inside it (CLOCK_MONOTONIC), or why they are not.
     objects: HashMap<u32, Result<u64, String>>,
-    /// When processes of which something is known ended (CLOCK_MONOTONIC).
+    /// End of each process that has an entry above and has ended (CLOCK_MONOTONIC).
     ended_ns: HashMap<u32, u64>,
 }
 

@@ -23,8 +23,8 @@ const MOST_POOLED: usize = 64;
 /// Maximum number of lifetime curves that are pooled for a box: a stack has one for each process.
 const MOST_CURVES: usize = 512;
 
-/// Bits of a stack's number by which sets of stacks are identified; the page (`web/src/doc.ts`) takes the same. The sum
-/// of all is an integer that JavaScript represents exactly.
+/// Bits of a stack's number that identify a set of stacks, as their sum. The page uses as many (`web/src/doc.ts`).
+/// JavaScript represents the sum of all stacks exactly.
 const ID_BITS: u32 = 36;
 const _: () = assert!((MOST_STACKS as u64) << ID_BITS <= 1 << 53);
 

@@ -21,8 +21,8 @@ const MOST: usize = 5;
 /// Text that identifies notes about what is in no figure.
 const IN_NO_FIGURE: [&str; 4] = ["not counted: ", "is missing", "is not included", "are not included"];
 
-/// The share by which reasons against inline hooks are sorted, and remarks about what is in no figure whose share is
-/// not known.
+/// Share of a reason against inline hooks, and of a remark about what is in no figure if its share is unknown. It only
+/// decides the order.
 const UNKNOWN_SHARE: f64 = 0.01;
 
 /// Maximum number of processes that get an individual remark about how long they were hooked.
@@ -48,7 +48,7 @@ impl Remark {
         Self { text, share: Some(share) }
     }
 
-    /// The share by which it is sorted.
+    /// Remarks of a higher rank come first.
     fn rank(&self) -> f64 {
         self.share.unwrap_or(if is_in_no_figure(&self.text) { UNKNOWN_SHARE } else { 0.0 })
     }

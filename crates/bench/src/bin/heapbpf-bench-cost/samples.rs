@@ -179,7 +179,7 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
 
 /// Programs that write something at each turn of their work.
 const AT_WORK: [Work; 4] = [
-    Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: reported_inserts },
+    Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: printing_inserts },
     Work {
         name: "python3",
         program: "/usr/bin/python3",
@@ -215,7 +215,7 @@ const AT_WORK: [Work; 4] = [
 ];
 
 /// SQL that leaves the database as it was, and says so.
-fn reported_inserts() -> String {
+fn printing_inserts() -> String {
     rows(200) + "DROP TABLE items;\n.print x\n"
 }
 
