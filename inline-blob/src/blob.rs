@@ -97,6 +97,7 @@ global_asm!(
     T_SLOTS_FULL = const offset_of!(Totals, slots_full),
     T_SET_FULL = const offset_of!(Totals, set_full),
     T_MAY_WAIT = const offset_of!(Totals, may_wait),
+    T_IS_ORIGINAL = const offset_of!(Totals, is_original),
     PAUSES_AT_ONCE = const PAUSES_AT_ONCE,
     F_NUMBER = const offset_of!(Function, number),
     F_FLAGS = const offset_of!(Function, flags),

@@ -539,10 +539,9 @@ site .Lsite_reallocating
     jz 3f
     test rdi, rdi
     jnz 5f
-    mov rcx, [rsi + {C_DRAWN}]
-    test rcx, rcx
-    jz 5f
-    add rax, rcx
+    cmp qword ptr [rdx + {T_IS_ORIGINAL}], 0
+    jne 5f
+    add rax, [rsi + {C_DRAWN}]
     call .Lrandom_word
     jnc 2f
     add rax, rcx

@@ -307,8 +307,10 @@ pub struct Totals {
     /// Not 0 once the daemon has granted sites. Zeroed by a fork, so that a child does not wait before the daemon knows
     /// it.
     pub may_wait: u64,
+    /// 1 in the process for which the code was mapped. Zeroed by a fork, so that a child draws numbers of its own.
+    pub is_original: u64,
     /// Zero.
-    pub reserved: [u64; 12],
+    pub reserved: [u64; 11],
     /// The slot of all threads without their own.
     pub shared: Slot,
 }

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
-use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
+use heapbpf_inline::abi::{
+    CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, Totals, VERSION, mapped_bytes,
+};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, WantedFunction, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
@@ -200,8 +202,12 @@ impl Hooked {
         };
         let interval = if options.interval == 0 { PAUSED_INTERVAL } else { options.interval };
         control.draws[0] = draw_constants(interval).unwrap();
-        // SAFETY: the page was just mapped.
-        unsafe { std::ptr::write((base + CONTROL) as *mut Control, control) };
+        let totals = Totals { is_original: 1, ..Totals::default() };
+        // SAFETY: the pages were just mapped.
+        unsafe {
+            std::ptr::write((base + CONTROL) as *mut Control, control);
+            std::ptr::write((base + STATE) as *mut Totals, totals);
+        }
         let mut text = self.plan.text().to_vec();
         let trampolines = recorder::trampolines();
         for (index, site) in sites.into_iter().enumerate() {

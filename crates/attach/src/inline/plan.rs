@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
 use heapbpf_host::in_root::open_own;
-use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
+use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, Totals, mapped_bytes};
 use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, WantedFunction, reaches};
 use heapbpf_probes::InlineSlot;
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
@@ -227,7 +227,8 @@ pub(super) fn draft(
     let bytes = mapped_bytes(set_log2);
     let control =
         Data { range: CONTROL..CONTROL + CONTROL_BYTES, is_wiped_on_fork: false, initial: control.as_bytes().to_vec() };
-    let state = Data { range: STATE..bytes, is_wiped_on_fork: true, initial: Vec::new() };
+    let totals = Totals { is_original: 1, ..Totals::default() };
+    let state = Data { range: STATE..bytes, is_wiped_on_fork: true, initial: totals.as_bytes().to_vec() };
     Ok(Draft {
         name: MEMFD_NAME.to_owned(),
         base: plan.base,
