@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::code::{Gadgets, SYSTEM_CALL};
 use crate::error::{Busy, Refusal};
@@ -22,6 +22,8 @@ use crate::target::Target;
 
 /// Most threads that are tried.
 pub(crate) const MAX_TRIES: usize = 16;
+/// How often a thread that is late is checked for a frozen control group.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
@@ -107,6 +109,8 @@ enum Stage {
     Still,
     /// It runs to the entry of a call.
     Entering,
+    /// The same, but it is to stop before the call if it has not begun it yet.
+    Recalled,
     /// It runs to the return from a call.
     Returning,
     /// It runs to where its registers can be restored.
@@ -340,8 +344,8 @@ impl Remote {
             since = Instant::now();
             match (self.stage, report) {
                 (_, Report::Ended) => return Err(Failure::Ended),
-                (Stage::Entering, Report::SystemCall) => self.start(Stage::Returning)?,
-                (Stage::Returning, Report::SystemCall) | (Stage::Leaving, Report::Interrupted) => {
+                (Stage::Entering | Stage::Recalled, Report::SystemCall) => self.start(Stage::Returning)?,
+                (Stage::Returning, Report::SystemCall) | (Stage::Recalled | Stage::Leaving, Report::Interrupted) => {
                     self.stage = Stage::Still
                 }
                 (stage, report) => {
@@ -365,8 +369,7 @@ impl Remote {
         let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
-            self.deadline = Some(stop.last_deadline());
-            let left = self.leave();
+            let left = self.leave_late(stop);
             // What should have followed a late call was not done, so that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };
         }
@@ -375,6 +378,25 @@ impl Remote {
             sys::kill(stop.pid, libc::SIGSTOP);
         }
         result
+    }
+
+    /// Leaves as soon as the thread allows it, until the last deadline. If the control group was frozen (version 2) on
+    /// the thread's way to a call, it would not begin that call before the group is thawed. It is recalled then: even
+    /// there it stops when it is asked to, and its registers can be restored.
+    fn leave_late(&mut self, stop: &Stop) -> Result<(), Failure> {
+        let last = stop.last_deadline();
+        loop {
+            // On that way a thread that is not frozen runs, or waits for a page or a CPU.
+            if self.stage == Stage::Entering && stop.status(self.tid).is_some_and(|status| status.state == 'S') {
+                sys::interrupt(self.tid).map_err(|error| Failure::Trace("recalling a thread", error))?;
+                self.stage = Stage::Recalled;
+            }
+            self.deadline = Some(last.min(Instant::now() + LOOK_AGAIN_AFTER));
+            match self.leave() {
+                Err(Failure::Busy(Busy::Late)) if Instant::now() < last => {}
+                left => return left,
+            }
+        }
     }
 
     /// Makes the thread pass through the kernel's exit path once more, so that the kernel restarts the call in which we

@@ -7,9 +7,9 @@ use std::time::Instant;
 use heapbpf_attach::inline::attempts::Attempts;
 use heapbpf_attach::inline::left::{Left, claim};
 use heapbpf_attach::inline::objects::lead_back;
-use heapbpf_attach::inline::removal::{COUNTS, THAWED_WITHIN, leads_to_ours, look_after};
+use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after, may_pass, reason};
 use heapbpf_attach::stop_limit;
-use heapbpf_remote::{Error, NAME_PREFIX, Refusal, left_open};
+use heapbpf_remote::{Error, NAME_PREFIX, left_open};
 
 /// What was done, and whether anything remains.
 #[derive(Debug, Default)]
@@ -81,10 +81,12 @@ fn try_to_clean(pid: u32, (attempts, since): (Attempts, Instant), cleaned: &mut 
         Ok(target) => target,
         // Memory that no jump leads to may stay.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
-        Err(refusal @ Refusal::Heapbpf(_)) => return Err(refusal.to_string()),
-        Err(refusal @ Refusal::Frozen) if since.elapsed() < THAWED_WITHIN => return Err(refusal.to_string()),
         Err(refusal) => {
-            cleaned.stays(format!("process {pid} has memory of inline hooks but cannot be stopped: {refusal}"));
+            let error = Error::from(refusal);
+            if may_pass(&error, Some(since)) {
+                return Err(error.to_string());
+            }
+            cleaned.stays(format!("process {pid} has memory of inline hooks but cannot be stopped: {error}"));
             return Ok(());
         }
     };
@@ -103,14 +105,13 @@ fn try_to_clean(pid: u32, (attempts, since): (Attempts, Instant), cleaned: &mut 
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
                 let back = lead_back(&target, &found);
-                match back.and_then(|()| target.take_out(&found, &COUNTS, stop_limit())) {
+                let out = back.and_then(|()| target.take_out(&found, &COUNTS, stop_limit()));
+                match out.map_err(|error| reason(pid, error)) {
                     Ok(out) => cleaned.lines.push(format!(
                         "process {pid} had {had_hooks} left by a heapbpf that has ended: removed (stopped it for {:.1} ms)",
                         out.time.as_secs_f64() * 1e3
                     )),
-                    Err(error @ (Error::Busy { .. } | Error::Refused(Refusal::Heapbpf(_)))) => {
-                        return Err(error.to_string());
-                    }
+                    Err(error) if may_pass(&error, Some(since)) => return Err(error.to_string()),
                     Err(error) => cleaned.stays(format!("process {pid} still has {had_hooks}: {error}")),
                 }
             }

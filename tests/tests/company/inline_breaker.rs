@@ -8,11 +8,13 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::cgroup::Cgroup;
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::guardian::signal;
 use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, is_hooked, mapped, maps};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use tempfile::TempDir;
 
 /// Offset of the first stub in the blob, and the size of a stub's space.
@@ -161,6 +163,61 @@ fn recorder(state: &Path, pids: &[u32]) -> Recorder {
 
 fn start(state: &Path, pids: &[u32]) -> Recording {
     recorder(state, pids).flag("--no-follow").start()
+}
+
+/// Makes a process die of its hooks while another one is at rest. That one keeps its hooks until it goes on, and
+/// nothing waits for it. `rests` makes a process rest, or go on.
+fn one_is_at_rest(rests: impl Fn(u32, bool)) {
+    let state = tempfile::tempdir().expect("a temporary directory");
+    let [victim, bystander, resting] = [(); 3].map(|()| Target::start(&program("pairs"), [CALLS.to_string()]));
+    let pids = [&victim, &bystander, &resting].map(Target::pid);
+    let recording = start(state.path(), &pids);
+    assert!(pids.iter().all(|pid| is_hooked(*pid)), "{}", recording.said());
+    rests(resting.pid(), true);
+    goes_on_at(victim.pid(), &Place::at(base(victim.pid()) + BLOB_CODE));
+    assert_eq!(victim.end().signal(), Some(libc::SIGSEGV), "it dies as it should");
+    let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
+    let warning = warning.expect("it is said");
+    for part in ["; 2 others are no longer counted", "; 1 process is frozen or stopped, and loses its hooks once"] {
+        assert!(warning.contains(part), "{warning}");
+    }
+    assert!(!is_hooked(bystander.pid()) && is_hooked(resting.pid()), "only the one at rest has its hooks");
+    rests(resting.pid(), false);
+    until("it goes on and loses its hooks", || !is_hooked(resting.pid()));
+    for mut target in [bystander, resting] {
+        assert_eq!(target.run().allocs(), CALLS);
+        assert!(target.end().success(), "it came to harm");
+    }
+    recording.stop();
+}
+
+#[test]
+fn a_frozen_process_loses_its_hooks_once_it_is_thawed_after_another_one_died() {
+    let case = "a_frozen_process_loses_its_hooks_once_it_is_thawed_after_another_one_died";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let freeze = group.path().join("cgroup.freeze");
+    if !freeze.exists() {
+        return skipped(case, "this kernel freezes no control groups");
+    }
+    one_is_at_rest(|pid, rests| {
+        if rests {
+            group.take("", pid);
+        }
+        std::fs::write(&freeze, if rests { "1" } else { "0" }).expect("our own group");
+    });
+}
+
+#[test]
+fn a_stopped_process_loses_its_hooks_once_it_is_continued_after_another_one_died() {
+    let Some(_turn) = turn("a_stopped_process_loses_its_hooks_once_it_is_continued_after_another_one_died") else {
+        return;
+    };
+    one_is_at_rest(|pid, rests| {
+        signal(if rests { libc::SIGSTOP } else { libc::SIGCONT }, [pid]);
+        let is_stopped = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|it| it.contains(") T "));
+        until("it stops or goes on", || is_stopped() == rests);
+    });
 }
 
 #[test]

@@ -15,10 +15,10 @@ use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::breaker::Ours;
 use super::figures::{self, KernelSampled};
-use super::memory;
 use super::refused::Refused;
-use super::removal::{leads_to_ours, take_out_at, take_out_now, take_out_since};
+use super::removal::{leads_to_ours, take_out_at, take_out_now, take_out_since, take_out_unless_at_rest};
 use super::sampling::SetBound;
+use super::{limits, memory};
 use crate::closing::Closing;
 use crate::files::FileKey;
 
@@ -28,6 +28,9 @@ const ROUNDS: usize = 64;
 /// A process whose counts have been unreadable for this long runs without its hooks, unless it is about to leave its
 /// memory.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
+
+/// How often to check whether processes go on that keep their hooks because they were at rest.
+const LOOK_AT_REST_AFTER: Duration = Duration::from_millis(200);
 
 /// How long after the removal of its hooks a process's death may still be caused by them; and how long that is
 /// remembered, because records arrive late.
@@ -62,6 +65,9 @@ pub(super) struct Counted {
     taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
     /// Samples of ended processes that did not fit into the set in their process, by what bounds the set.
     sets_full: BTreeMap<SetBound, u64>,
+    /// Processes that keep their hooks after [`Self::stop`] until they go on: they are frozen, or stopped by a signal.
+    at_rest: HashSet<u32>,
+    looked_at_rest: Instant,
 }
 
 /// An allocator in a process with our code, and the links to that code.
@@ -268,6 +274,8 @@ impl Counted {
             heirs: Vec::new(),
             taken_from: VecDeque::new(),
             sets_full: BTreeMap::new(),
+            at_rest: HashSet::new(),
+            looked_at_rest: Instant::now(),
         }
     }
 
@@ -636,31 +644,47 @@ impl Counted {
     }
 
     /// Removes the hooks from all processes that are not `busy`, and keeps the counts of all, which must be read
-    /// before. Returns the processes that had hooks.
+    /// before. Processes at rest keep their hooks for now. Returns the processes that had hooks.
     pub(super) fn stop(&mut self, busy: &HashSet<u32>) -> Vec<ProcessKey> {
         let mut entries = self.map.entries();
         entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
         let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
         let ours: Vec<_> = ours.collect();
         self.processes.values_mut().filter(|known| !known.has_left()).for_each(Process::loses_hooks);
-        self.take_all_out(busy);
+        self.at_rest = self.take_all_out(busy.clone(), false);
+        self.looked_at_rest = Instant::now();
         ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
         entries.into_iter().map(|(process, _)| process).collect()
     }
 
+    /// Number of processes that keep their hooks until they go on.
+    pub(super) fn at_rest(&self) -> usize {
+        self.at_rest.len()
+    }
+
+    /// Whether one of them goes on, or has ended. Looked at a few times a second.
+    pub(super) fn has_any_gone_on(&mut self) -> bool {
+        if self.at_rest.is_empty() || self.looked_at_rest.elapsed() < LOOK_AT_REST_AFTER {
+            return false;
+        }
+        self.looked_at_rest = Instant::now();
+        !self.at_rest.iter().all(|pid| limits::is_at_rest(*pid))
+    }
+
     /// Removes the hooks from all processes, and forgets the processes.
     pub(super) fn release_all(&mut self) {
-        self.take_all_out(&HashSet::new());
+        self.take_all_out(HashSet::new(), true);
         self.processes.clear();
     }
 
-    /// Removes the hooks from all processes that are not `busy`.
-    fn take_all_out(&mut self, busy: &HashSet<u32>) {
+    /// Removes the hooks from all processes that are not `busy`. Waits for processes that are frozen only if it
+    /// `is_last`. Otherwise they, and those that a signal stopped, keep their hooks and are returned.
+    fn take_all_out(&mut self, mut busy: HashSet<u32>, is_last: bool) -> HashSet<u32> {
         // Hooks without a lock may be removed.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
-        let mut done = HashSet::new();
+        let (mut done, mut at_rest) = (HashSet::new(), HashSet::new());
         for _ in 0..ROUNDS {
-            let entries = not_busy(self.map.entries(), busy);
+            let entries = not_busy(self.map.entries(), &busy);
             if entries.is_empty() {
                 break;
             }
@@ -677,11 +701,22 @@ impl Counted {
                 }
             });
             let (still, since) = (still.into_inner().unwrap_or_else(PoisonError::into_inner), Instant::now());
-            on_all_processors(still, |pid| take_out_since(pid, since));
-            entries.iter().for_each(|(process, _)| self.map.remove(*process));
+            let resting = Mutex::new(HashSet::new());
+            on_all_processors(still, |pid| {
+                if is_last {
+                    take_out_since(pid, since);
+                } else if !take_out_unless_at_rest(pid) {
+                    log::info!("process {pid} is frozen or stopped: it keeps its inline hooks until it goes on");
+                    resting.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+                }
+            });
+            at_rest.extend(resting.into_inner().unwrap_or_else(PoisonError::into_inner));
+            busy.extend(&at_rest);
+            not_busy(entries, &busy).iter().for_each(|(process, _)| self.map.remove(*process));
         }
         let unused = self.linked.extract_if(|hooked, _| !busy.contains(&hooked.tgid));
         InlineLinks::close(unused.flat_map(|(_, linked)| linked).map(|linked| linked.links));
+        at_rest
     }
 }
 

@@ -63,7 +63,8 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     if let Some(translator) = translation::translator_of(pid) {
         return Err(Refused::Translated(translator));
     }
-    if is_frozen(pid) {
+    let groups = text("cgroup");
+    if is_in_frozen_group(&groups) {
         return Err(Refusal::Frozen.into());
     }
     let limits = process.limits().ok();
@@ -87,7 +88,7 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     {
         Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
-    for dir in memory_groups(&text("cgroup")) {
+    for dir in memory_groups(&groups) {
         if let Some((allowed, used)) = used_in_group(&dir) {
             let limit = Limit { name: GROUP, allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
@@ -120,35 +121,62 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Whether the control group of a process is frozen. Such a process can be stopped, but would finish no call, nor leave
-/// the frame of one: what lies below a stack would not be put back in time. (In version 1, it cannot even be stopped.)
-pub(super) fn is_frozen(pid: u32) -> bool {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let dir = cgroup::mount_point().zip(cgroup::parse(&groups));
-    dir.is_some_and(|(mount, path)| is_group_frozen(&mount.join(path.trim_start_matches('/'))))
+/// Whether a process makes no call until something continues it: its control group is frozen, or a signal stopped it.
+pub(super) fn is_at_rest(pid: u32) -> bool {
+    let is_stopped = || Process::new(pid.cast_signed()).and_then(|it| it.stat()).is_ok_and(|stat| stat.state == 'T');
+    is_frozen(pid) || is_stopped()
 }
 
-/// Whether this control group, or one above it, is frozen.
+/// Whether the control group of a process is frozen, or about to be. Such a process can be stopped, but would finish no
+/// call. (In version 1, it cannot even be stopped.)
+pub(super) fn is_frozen(pid: u32) -> bool {
+    is_in_frozen_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default())
+}
+
+/// The same, from its `/proc/PID/cgroup`.
+fn is_in_frozen_group(text: &str) -> bool {
+    let legacy = legacy_groups(text, "freezer").unwrap_or_default();
+    unified_groups(text).iter().chain(&legacy).any(|dir| is_group_frozen(dir))
+}
+
+/// Whether a control group is frozen, or about to be, with all groups below it.
 fn is_group_frozen(dir: &Path) -> bool {
-    let events = fs::read_to_string(dir.join("cgroup.events"));
-    events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
+    let says = |file: &str, line: &str| {
+        let text = fs::read_to_string(dir.join(file));
+        text.is_ok_and(|text| text.lines().any(|it| it == line))
+    };
+    // Groups that are frozen may lie above those that are visible here: only the state shows it.
+    says("cgroup.freeze", "1")
+        || says("cgroup.events", "frozen 1")
+        || says("freezer.state", "FROZEN")
+        || says("freezer.state", "FREEZING")
 }
 
 /// The directories of the control groups that a process's memory is charged to, from its `/proc/PID/cgroup`: its own
 /// group and those above it.
 fn memory_groups(text: &str) -> Vec<PathBuf> {
-    let first = text.lines().find_map(|line| {
+    legacy_groups(text, "memory").unwrap_or_else(|| unified_groups(text))
+}
+
+/// The groups of a controller of version 1, likewise; `None` if it has none.
+fn legacy_groups(text: &str, controller: &str) -> Option<Vec<PathBuf>> {
+    let path = text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
-        controllers.split(',').any(|controller| controller == "memory").then_some(path)
+        controllers.split(',').any(|it| it == controller).then_some(path)
     });
-    let (mount, path) = match first {
-        Some(path) => (Some(PathBuf::from("/sys/fs/cgroup/memory")), Some(path)),
-        None => (cgroup::mount_point(), cgroup::parse(text)),
-    };
-    let (Some(mount), Some(path)) = (mount, path) else { return Vec::new() };
+    Some(and_those_above(&Path::new("/sys/fs/cgroup").join(controller), path?))
+}
+
+/// The groups of version 2, likewise.
+fn unified_groups(text: &str) -> Vec<PathBuf> {
+    let found = cgroup::mount_point().zip(cgroup::parse(text));
+    found.map(|(mount, path)| and_those_above(&mount, path)).unwrap_or_default()
+}
+
+fn and_those_above(mount: &Path, path: &str) -> Vec<PathBuf> {
     let own = mount.join(path.trim_start_matches('/'));
-    own.ancestors().take_while(|dir| dir.starts_with(&mount)).map(Path::to_owned).collect()
+    own.ancestors().take_while(|dir| dir.starts_with(mount)).map(Path::to_owned).collect()
 }
 
 /// How many bytes of memory a control group allows and uses, without the page cache, which can be reclaimed. `None` if
@@ -184,15 +212,26 @@ mod tests {
         let groups = memory_groups("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/c\n");
         let expected = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
         assert_eq!(groups, expected.map(PathBuf::from));
+        assert_eq!(legacy_groups("4:memory:/a\n0::/c\n", "freezer"), None);
     }
 
     #[test]
     fn a_group_says_whether_it_is_frozen() {
         let dir = tempfile::tempdir().expect("a directory");
         assert!(!is_group_frozen(dir.path()), "older kernels do not say");
-        for (events, is_so) in [("populated 1\nfrozen 0\n", false), ("populated 1\nfrozen 1\n", true)] {
-            fs::write(dir.path().join("cgroup.events"), events).expect("writes");
-            assert_eq!(is_group_frozen(dir.path()), is_so, "{events}");
+        for (file, text, is_so) in [
+            ("cgroup.events", "populated 1\nfrozen 0\n", false),
+            ("cgroup.events", "populated 1\nfrozen 1\n", true),
+            ("cgroup.events", "populated 1\nfrozen 0\n", false),
+            // Some of its threads are on their way.
+            ("cgroup.freeze", "1\n", true),
+            ("cgroup.freeze", "0\n", false),
+            ("freezer.state", "FREEZING\n", true),
+            ("freezer.state", "FROZEN\n", true),
+            ("freezer.state", "THAWED\n", false),
+        ] {
+            fs::write(dir.path().join(file), text).expect("writes");
+            assert_eq!(is_group_frozen(dir.path()), is_so, "{file}: {text}");
         }
     }
 

@@ -219,7 +219,8 @@ impl Preparation {
         let what = (known.as_ref(), objects.as_slice());
         let Planned { plan, leads, originals, text, set_log2, lacks } =
             preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
-        let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
+        let mapped = target.map(&plan, stop_limit()).map_err(|error| removal::reason(pid, error));
+        let mapped = mapped.inspect_err(|_| take_out(pid))?.outcome;
         let pages = plan.draft().pages.iter().map(Pages::range).collect();
         let layout = Layout { mapped: plan.range(), originals, pages };
         let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
@@ -510,7 +511,7 @@ impl InlineHooks {
             self.take_over(done);
         }
         // What `trip` had to leave alone.
-        if is_any && self.tripped.is_some() && self.counted.has_links() {
+        if self.tripped.is_some() && (is_any && self.counted.has_links() || self.counted.has_any_gone_on()) {
             let busy = self.busy();
             let had = self.counted.stop(&busy);
             self.stopped.extend(had);
@@ -604,7 +605,7 @@ impl InlineHooks {
                 self.lead(pid, &prepared.leads);
                 return Ok(());
             }
-            Err(error) => error,
+            Err(error) => removal::reason(pid, error),
         };
         self.counted.note_taken_from(process, key, Arc::clone(&prepared.linked.ours));
         self.counted.unlist(process, base);
@@ -788,7 +789,7 @@ impl InlineHooks {
     /// Forgets what was decided about programs that are not among the `living`. Returns those of them that had lost
     /// their hooks before they ended, so that the kernel may not report their ends; they are still to be taken
     /// ([`Self::take`]).
-    pub fn ended_unlisted(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
+    pub fn forget_ended(&mut self, living: &HashSet<ProcessKey>) -> Vec<ProcessKey> {
         self.decided.retain(|_, decided| living.contains(&decided.0));
         self.numbers.retain(|(of, _), _| living.contains(of));
         self.answers.retain(|(of, _), _| living.contains(of));
@@ -831,8 +832,9 @@ impl InlineHooks {
     }
 
     /// Removes the hooks from all processes, and hooks none from now on, for this reason. Their counts are kept. A
-    /// process that another thread is stopping loses its hooks when that thread is done; nothing waits for that.
-    /// Returns the processes that had hooks.
+    /// process that another thread is stopping loses its hooks when that thread is done, and one that is frozen or
+    /// stopped by a signal when it goes on ([`Self::at_rest`]); nothing waits for that. Returns the processes that had
+    /// hooks.
     pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
         // At once: calls sampled from here on would not be counted. What is prepared later has these constants, too.
         self.set_draw(DrawConstants::default());
@@ -845,6 +847,11 @@ impl InlineHooks {
         let prepared: Vec<(u32, FileKey)> = self.prepared.keys().copied().collect();
         prepared.into_iter().for_each(|(pid, key)| self.undo(pid, key));
         had
+    }
+
+    /// Number of processes that keep their hooks after [`Self::trip`] until they go on.
+    pub fn at_rest(&self) -> usize {
+        self.counted.at_rest()
     }
 
     /// Returns the processes that still had hooks after [`Self::trip`], and have lost them since the last call or are

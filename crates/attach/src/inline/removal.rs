@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
-use heapbpf_remote::{Error, FoundBlob, Refusal, Target, blob_range};
+use heapbpf_remote::{Busy, Error, FoundBlob, Refusal, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
@@ -28,13 +28,15 @@ const SEALED: &str = "keeps copies of its allocator's pages (without hooks) unti
 const PATCHED: &str = "keeps its inline hooks, which no longer sample anything";
 
 /// How long to wait for frozen processes, for all of them together.
-pub const THAWED_WITHIN: Duration = Duration::from_secs(13);
+const THAWED_WITHIN: Duration = Duration::from_secs(13);
 
 /// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// It may, or there is nothing left.
     May,
+    /// It may once the process goes on: it is frozen, or stopped by a signal.
+    AtRest,
     /// The kernel never allows it, or it would harm the process.
     Never,
 }
@@ -47,62 +49,85 @@ pub(super) fn take_out(pid: u32) {
 
 /// The same for one of many processes. All that are frozen are waited for together, from `since` on.
 pub(super) fn take_out_since(pid: u32, since: Instant) {
-    try_to_take_out(pid, since);
+    try_to_take_out(pid, Some(since));
 }
 
-/// The same, but only if it is possible now. Returns whether it was.
+/// The same, but waits for no process that is frozen or stopped by a signal. Returns false for such a process, which
+/// keeps its hooks for now.
+pub(super) fn take_out_unless_at_rest(pid: u32) -> bool {
+    try_to_take_out(pid, None) != Next::AtRest
+}
+
+/// Removes what is ours and unused, but only if that is possible now. Returns whether it was.
 pub(super) fn take_out_now(pid: u32) -> bool {
     look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
 }
 
-/// Does the work of [`take_out_since`]. Returns whether another attempt may succeed.
-fn try_to_take_out(pid: u32, since: Instant) -> Next {
+/// Removes what is ours and unused. Frozen processes are waited for from `since` on; without it, none is that is at
+/// rest. Returns whether another attempt may succeed.
+fn try_to_take_out(pid: u32, since: Option<Instant>) -> Next {
     let mut attempts = Attempts::default();
-    let fails = |attempts: &mut Attempts, why: &dyn std::fmt::Display, what, may_pass| {
-        let pause = attempts.failed().filter(|_| may_pass);
-        match pause {
-            Some(pause) => {
-                log::info!("process {pid}: inline hooks are not removed yet: {why}; retrying");
-                std::thread::sleep(pause);
-            }
-            None => log::warn!("process {pid} {what}: {why}"),
-        }
-        pause.is_some()
-    };
     loop {
-        let target = match look_after(attempts, pid) {
-            Ok(target) => target,
+        let error = match look_after(attempts, pid) {
+            Ok(target) => match take_out_found(&target, &[]) {
+                Ok(()) => return Next::May,
+                Err(error) => error,
+            },
             // The process has exited, or runs another program.
             Err(_) if !leads_to_ours(pid) => return Next::May,
-            Err(why) => {
-                // A child of vfork gets its own memory soon. A debugger may stay for hours.
-                let may_pass = match why {
-                    Refusal::SharedMemory(_) | Refusal::Heapbpf(_) => true,
-                    Refusal::Frozen => since.elapsed() < THAWED_WITHIN,
-                    _ => false,
-                };
-                if !fails(&mut attempts, &why, COUNT_ON, may_pass) {
-                    return Next::May;
-                }
-                continue;
-            }
+            Err(refusal) => refusal.into(),
         };
-        match take_out_found(&target, &[]) {
-            Ok(()) => return Next::May,
-            Err(error) => {
-                let (what, next) = match &error {
-                    Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
-                    Error::Call { .. } => (STAYS, Next::May),
-                    Error::Patched(_) => (PATCHED, Next::Never),
-                    _ => (COUNT_ON, Next::May),
-                };
-                // Stopping it again could take just as long.
-                let may_pass = next == Next::May && !matches!(error, Error::Stuck(_));
-                if !fails(&mut attempts, &error, what, may_pass) {
-                    return next;
-                }
-            }
+        if since.is_none() && is_at_rest(&error) {
+            return Next::AtRest;
         }
+        let Some(pause) = attempts.failed().filter(|_| may_pass(&error, since)) else {
+            let (what, next) = left_by(&error);
+            log::warn!("process {pid} {what}: {error}");
+            return next;
+        };
+        log::info!("process {pid}: inline hooks are not removed yet: {error}; retrying");
+        std::thread::sleep(pause);
+    }
+}
+
+/// What a process keeps after this error, and whether another attempt may remove it.
+fn left_by(error: &Error) -> (&'static str, Next) {
+    match error {
+        Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
+        Error::Call { .. } => (STAYS, Next::May),
+        Error::Patched(_) => (PATCHED, Next::Never),
+        _ => (COUNT_ON, Next::May),
+    }
+}
+
+/// Whether a process makes no calls until something continues it.
+const fn is_at_rest(error: &Error) -> bool {
+    matches!(error, Error::Refused(Refusal::Frozen | Refusal::JobControl) | Error::Busy { why: Busy::JobControl, .. })
+}
+
+/// Whether what could not be removed because of this error may be within seconds. Frozen processes are waited for from
+/// `since` on, or not at all.
+#[must_use]
+pub fn may_pass(error: &Error, since: Option<Instant>) -> bool {
+    match error {
+        // A child of vfork gets its own memory soon. A debugger may stay for hours.
+        Error::Refused(refusal) => match refusal {
+            Refusal::SharedMemory(_) | Refusal::Heapbpf(_) => true,
+            Refusal::Frozen => since.is_some_and(|since| since.elapsed() < THAWED_WITHIN),
+            _ => false,
+        },
+        // Stopping it again could take just as long.
+        Error::Stuck(_) | Error::Damaged(_) => false,
+        error => left_by(error).1 == Next::May,
+    }
+}
+
+/// The true reason why a stop came to nothing: a process that was frozen meanwhile looks slow.
+#[must_use]
+pub fn reason(pid: u32, error: Error) -> Error {
+    match error {
+        Error::Busy { why: Busy::Slow | Busy::Late, .. } if limits::is_frozen(pid) => Refusal::Frozen.into(),
+        error => error,
     }
 }
 
@@ -164,7 +189,7 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&FoundBlob) -> bool) -> 
         let has_hooks = target.found().iter().any(|found| !is_ours(found) && found.is_hooked());
         return Err(if has_hooks { Refused::Stays } else { Refusal::Frozen.into() });
     }
-    let next = try_to_take_out(pid, Instant::now());
+    let next = try_to_take_out(pid, Some(Instant::now()));
     let target = Target::look(pid)?;
     if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
         return Err(if next == Next::Never { Refused::Sealed } else { Refused::Stays });
@@ -190,7 +215,7 @@ pub(super) fn take_out_at(pid: u32, bases: &[u64]) -> bool {
 /// Removes what is found in a process if it is abandoned or at `bases`.
 fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
     let pid = target.pid().unsigned_abs();
-    target.found().iter().try_for_each(|found| {
+    let is_out = target.found().iter().try_for_each(|found| {
         // With the claim, nothing starts to use it during the removal.
         let claim = left::claim(pid, found);
         if claim.is_err() && !bases.contains(&found.range.start) {
@@ -198,5 +223,6 @@ fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
         }
         objects::lead_back(target, found)?;
         target.take_out(found, &COUNTS, stop_limit()).map(drop)
-    })
+    });
+    is_out.map_err(|error| reason(pid, error))
 }

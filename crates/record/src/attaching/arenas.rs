@@ -65,10 +65,7 @@ impl Attaching {
         let wanted = |process: &ProcessInfo| {
             let pid = process.pid;
             let size = self.targets.at_attach(pid).anonymous_bytes?;
-            let allocators = self.allocators_of(host, pid).into_iter();
-            let names: Vec<&str> =
-                allocators.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
-            let version = glibc_version(names)?;
+            let version = glibc_version(self.allocators_in(host.processes().current(pid)?))?;
             Some((size, ArenaRequest { pid, start_ns: process.start_ns, version, longest: LONGEST }))
         };
         let mut wanted: Vec<(u64, ArenaRequest)> = running.iter().filter_map(wanted).collect();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_attach::inline::breaker::{Blamed, signal_name};
 use heapbpf_attach::inline::crashes::{self, Crash};
 use heapbpf_host::Host;
@@ -69,8 +70,13 @@ impl Attaching {
         // No process needs to wait for hooks any more.
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
+        let at_rest = match self.inline.as_ref().map_or(0, InlineHooks::at_rest) {
+            0 => String::new(),
+            1 => "; 1 process is frozen or stopped, and loses its hooks once it goes on".to_owned(),
+            count => format!("; {count} processes are frozen or stopped, and lose their hooks once they go on"),
+        };
         let remark = format!(
-            "{died}: inline hooks are removed from all processes; {others} no longer counted, and no process gets inline hooks from now on"
+            "{died}: inline hooks are removed from all processes; {others} no longer counted, and no process gets inline hooks from now on{at_rest}"
         );
         log::warn!("{remark}; please report this");
         self.tripped = Some(Tripped { remark, at_ns: now_ns, last: process });

@@ -37,7 +37,7 @@ impl Attaching {
                 exe: info.exe.to_string(),
                 cgroup: info.cgroup.to_string(),
                 placement: info.placement.as_ref().clone(),
-                allocators: self.allocators_in(generation),
+                allocators: self.allocators_in(generation).into_iter().map(str::to_owned).collect(),
                 // Links that serve every process count it as well.
                 hook: self.is_probed(generation).then_some(Hook::Probe),
                 missing: self.runtimes_in(generation).into_iter().map(Runtime::missing).collect(),
@@ -55,11 +55,9 @@ impl Attaching {
     }
 
     /// Names of the allocators in the examined files of a process, which tell how its heap can be read.
-    fn allocators_in(&self, generation: &Generation) -> Vec<String> {
+    pub(super) fn allocators_in(&self, generation: &Generation) -> BTreeSet<&str> {
         let files = generation.space.modules().filter_map(|module| self.modules.get(&module)?.file());
-        let names: BTreeSet<&str> =
-            files.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
-        names.into_iter().map(str::to_owned).collect()
+        files.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect()
     }
 
     /// Runtimes with heaps of their own in the examined files of a process.

@@ -55,7 +55,7 @@ impl Session {
     pub(super) fn end_unlisted(&mut self, threads: &[LivingThread], now_ns: u64) {
         let Some(inline) = &mut self.attaching.inline else { return };
         let living: HashSet<ProcessKey> = threads.iter().map(|thread| thread.process).collect();
-        let mut ended = inline.ended_unlisted(&living);
+        let mut ended = inline.forget_ended(&living);
         // The ends of the others are reported by a record or found by a census.
         ended.retain(|process| !self.recorder.processes.contains_key(process));
         for process in ended {

@@ -1,9 +1,11 @@
 //! Effects of time limits.
 
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -44,7 +46,7 @@ const ROOT_GROUP: &str = "/sys/fs/cgroup/cpu/tasks";
 fn takes(processors: &libc::cpu_set_t) -> bool {
     // SAFETY: the kernel only reads the set; 0 is this thread.
     let is_bound = unsafe { libc::sched_setaffinity(0, size_of_val(processors), processors) } == 0;
-    is_bound && (is_first() || (std::fs::write(ROOT_GROUP, "0").is_ok() && is_first()))
+    is_bound && (is_first() || (fs::write(ROOT_GROUP, "0").is_ok() && is_first()))
 }
 
 /// Gives this thread a real-time priority. Returns whether that worked.
@@ -190,6 +192,73 @@ fn a_thread_without_a_processor_is_waited_for() {
     };
     assert!((0..50).any(|_| is_waited_for()));
     take_all_out(program.pid());
+    program.finish();
+}
+
+/// A control group of version 2. It is removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// Creates a group that can be frozen; `None` if that is not possible here.
+    fn new() -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
+        let path = Path::new(mount).join(format!("heapbpf-remote-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        Some(Self(path)).filter(|group| group.freezer().exists())
+    }
+
+    fn freezer(&self) -> PathBuf {
+        self.0.join("cgroup.freeze")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Its group is frozen once all threads are stopped, so none of them gets to a call that it is to make. The thread that
+/// was to make it has left the signal frame all the same: under the frame it would block all signals.
+#[test]
+fn a_process_that_is_frozen_during_the_stop_is_released_as_it_was() {
+    /// The signals that a thread under the frame blocks: all but SIGKILL and SIGSTOP.
+    const ALL: &str = "SigBlk:\tfffffffffffbfeff";
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let Some(group) = Group::new() else {
+        return heapbpf_testing::skipped("there are no control groups that can be frozen");
+    };
+    let program = Program::start("torture", &["1", "0"]);
+    let pid = program.pid();
+    fs::write(group.0.join("cgroup.procs"), pid.to_string()).expect("root may move processes");
+    let set_frozen = |word: &str| fs::write(group.freezer(), word).expect("our own group");
+    let is_late = || {
+        set_frozen("0");
+        take_all_out(pid);
+        let target = Target::look(pid).expect("it can be looked at");
+        let plan = program::plan(&target, program.hooked);
+        let Ok(mapped) = target.map(&plan, STOP_LIMIT) else { return false };
+        let freezer = group.freezer();
+        let freeze = move || fs::write(freezer, "1").is_ok();
+        match target.replace_if(&plan, &mapped.outcome, STOP_LIMIT, freeze) {
+            Err(Error::Busy { why: Busy::Late, .. }) => true,
+            // Something else occupied the CPUs.
+            Err(Error::Busy { .. }) => false,
+            Ok(_) => panic!("a frozen process made calls"),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!((0..50).any(|_| is_late()));
+    for tid in program.threads() {
+        let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).expect("it is frozen");
+        assert!(!status.contains(ALL) && status.contains("TracerPid:\t0\n"), "thread {tid}: {status}");
+    }
+    set_frozen("0");
+    take_all_out(pid);
     program.finish();
 }
 
