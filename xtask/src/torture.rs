@@ -370,6 +370,22 @@ const ROWS: &[Row] = &[
         ..CASE
     },
     Row {
+        name: "frozen",
+        fault: "target frozen during a stop",
+        promised: "released as it was",
+        file: "remote/limits",
+        test: "a_process_that_is_frozen_during_the_stop_is_released_as_it_was",
+        ..CASE
+    },
+    Row {
+        name: "frozen-crash",
+        fault: "target frozen while another one dies of its hooks",
+        promised: "no other waits; it loses its hooks once it is thawed",
+        file: "company/inline_breaker",
+        test: "a_frozen_process_loses_its_hooks_once_it_is_thawed_after_another_one_died",
+        ..CASE
+    },
+    Row {
         name: "descriptors",
         fault: "target counts on its lowest free descriptor",
         promised: "it gets that",

@@ -71,7 +71,9 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
     let limited = Target::start(&program("mix"), ["2000"]);
     limit_addresses(limited.pid(), 1536 << 10);
     let locking = Target::start(&program("locking"), ["2000"]);
-    for (mut target, why) in [(limited, "RLIMIT_AS"), (locking, "locks its memory")] {
+    let executable = Target::start(&program("locking"), ["2000", "executable"]);
+    let all = [(limited, "RLIMIT_AS"), (locking, "locks its memory"), (executable, "all its memory is executable")];
+    for (mut target, why) in all {
         let recording = inline(target.pid(), 1).start();
         assert!(!is_hooked(target.pid()), "{}", recording.said());
         let truth = target.run();
