@@ -682,7 +682,7 @@ impl Counted {
     fn take_all_out(&mut self, mut busy: HashSet<u32>, is_last: bool) -> HashSet<u32> {
         // Hooks without a lock may be removed.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
-        let (mut done, mut at_rest) = (HashSet::new(), HashSet::new());
+        let (mut done, mut at_rest) = (HashSet::new(), HashSet::<u32>::new());
         for _ in 0..ROUNDS {
             let entries = not_busy(self.map.entries(), &busy);
             if entries.is_empty() {

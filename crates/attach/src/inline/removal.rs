@@ -226,3 +226,35 @@ fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
     });
     is_out.map_err(|error| reason(pid, error))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn what_passes_is_waited_for_and_what_is_at_rest_only_until_a_time() {
+        let now = Instant::now();
+        let long_ago = now.checked_sub(THAWED_WITHIN).expect("the machine has run for longer");
+        let busy = |why| Error::Busy { why, stopped: Duration::ZERO };
+        let call = |code| Error::Call { call: "mmap".into(), source: io::Error::from_raw_os_error(code) };
+        for error in [Refusal::Heapbpf(7).into(), Refusal::SharedMemory(7).into(), busy(Busy::Slow), call(libc::ENOMEM)]
+        {
+            assert!(may_pass(&error, Some(long_ago)) && !is_at_rest(&error), "{error}");
+        }
+        for error in [Refusal::Traced(7).into(), Error::Patched(1), Error::Stuck(THAWED_WITHIN), call(libc::EPERM)] {
+            assert!(!may_pass(&error, Some(now)) && !is_at_rest(&error), "{error}");
+        }
+        let frozen = Refusal::Frozen.into();
+        assert_eq!([Some(now), Some(long_ago), None].map(|since| may_pass(&frozen, since)), [true, false, false]);
+        assert!(is_at_rest(&frozen) && is_at_rest(&Refusal::JobControl.into()) && is_at_rest(&busy(Busy::JobControl)));
+        assert_eq!([call(libc::EPERM), call(libc::ENOMEM)].map(|error| left_by(&error).0), [SEALED, STAYS]);
+    }
+
+    #[test]
+    fn a_process_that_is_not_frozen_is_slow_for_another_reason() {
+        let slow = Error::Busy { why: Busy::Slow, stopped: Duration::ZERO };
+        assert!(matches!(reason(u32::MAX, slow), Error::Busy { why: Busy::Slow, .. }));
+    }
+}
