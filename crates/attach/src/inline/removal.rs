@@ -239,16 +239,16 @@ mod tests {
         let long_ago = now.checked_sub(THAWED_WITHIN).expect("the machine has run for longer");
         let busy = |why| Error::Busy { why, stopped: Duration::ZERO };
         let call = |code| Error::Call { call: "mmap".into(), source: io::Error::from_raw_os_error(code) };
-        for error in [Refusal::Heapbpf(7).into(), Refusal::SharedMemory(7).into(), busy(Busy::Slow), call(libc::ENOMEM)]
-        {
+        let passing = [Refusal::Heapbpf(7), Refusal::SharedMemory(7)].map(Error::Refused);
+        for error in passing.into_iter().chain([busy(Busy::Slow), call(libc::ENOMEM)]) {
             assert!(may_pass(&error, Some(long_ago)) && !is_at_rest(&error), "{error}");
         }
-        for error in [Refusal::Traced(7).into(), Error::Patched(1), Error::Stuck(THAWED_WITHIN), call(libc::EPERM)] {
+        let [traced, frozen, stopped] = [Refusal::Traced(7), Refusal::Frozen, Refusal::JobControl].map(Error::Refused);
+        for error in [traced, Error::Patched(1), Error::Stuck(THAWED_WITHIN), call(libc::EPERM)] {
             assert!(!may_pass(&error, Some(now)) && !is_at_rest(&error), "{error}");
         }
-        let frozen = Refusal::Frozen.into();
         assert_eq!([Some(now), Some(long_ago), None].map(|since| may_pass(&frozen, since)), [true, false, false]);
-        assert!(is_at_rest(&frozen) && is_at_rest(&Refusal::JobControl.into()) && is_at_rest(&busy(Busy::JobControl)));
+        assert!([frozen, stopped, busy(Busy::JobControl)].iter().all(is_at_rest));
         assert_eq!([call(libc::EPERM), call(libc::ENOMEM)].map(|error| left_by(&error).0), [SEALED, STAYS]);
     }
 
