@@ -37,8 +37,8 @@ impl OthersHooks {
         (!self.watched.is_empty()).then(|| Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 
-    /// Watches a process, unless it is watched already, and has all checked soon. `since_ns`: when its mappings were last
-    /// known (CLOCK_MONOTONIC).
+    /// Watches a process, unless it is watched already, and has all checked soon. `since_ns`: when its mappings were
+    /// last known (CLOCK_MONOTONIC).
     pub(super) fn watch(&mut self, pid: u32, since_ns: u64) {
         self.watched.entry(pid).or_insert(since_ns);
         self.pause_ns = SHORTEST_PAUSE_NS;

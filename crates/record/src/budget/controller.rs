@@ -159,8 +159,8 @@ impl OverheadController {
         &self.notes
     }
 
-    /// Whether a check needs the calls that targets count themselves ([`Self::look`]): to choose an interval, or because
-    /// the budget may be exceeded. Reading them takes time for each target.
+    /// Whether a check needs the calls that targets count themselves ([`Self::look`]): to choose an interval, or
+    /// because the budget may be exceeded. Reading them takes time for each target.
     pub const fn needs_calls(&self) -> bool {
         self.automatic || self.looks.is_close
     }

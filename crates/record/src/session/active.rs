@@ -34,6 +34,10 @@ use crate::remarks::say;
 /// loop then, instead of several.
 const EVENTS_WAIT: Duration = Duration::from_millis(20);
 
+/// How long housekeeping waits there for another turn, such as that of the budget's check each second: after some
+/// seconds, both are done in the same turn.
+const HOUSEKEEPING_WAIT: Duration = Duration::from_millis(250);
+
 /// The message at the start if Python's objects are counted.
 const OBJECTS_NOTE: &str = "each Python object traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
@@ -231,6 +235,8 @@ impl ActiveRecording {
             active = !session.set_sleeping(true) || session.cycle() > 0;
         }
         let now_ns = monotonic_ns();
+        let may_wait = session.attaching.events_may_wait();
+        let housekeeping_wait = if may_wait { HOUSEKEEPING_WAIT } else { Duration::ZERO };
         let deadlines = [
             session.schedule.until_end(now_ns),
             session.schedule.until_last_moments(now_ns),
@@ -239,7 +245,7 @@ impl ActiveRecording {
             session.until_activity(),
             Some(session.until_look_for_slowed()),
             session.until_answer(),
-            Some(session.until_housekeeping(now_ns)),
+            Some(session.until_housekeeping(now_ns) + housekeeping_wait),
             session.attaching.until_look(),
             session.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait).then_some(AWAITED_PAUSE),
         ];

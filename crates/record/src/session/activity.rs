@@ -14,9 +14,9 @@ use crate::attaching::probes::Spent;
 use crate::attaching::taking_in::{Place, TakenIn};
 use crate::budget::activity::Activity;
 
-/// Shortest and longest time between two attempts to hook a process for which another thread is working, ns. In between,
-/// it is half of what that has taken so far: each attempt costs a turn of the loop, and on a busy host the other thread
-/// waits for a processor.
+/// Shortest and longest time between two attempts to hook a process for which another thread is working, ns. In
+/// between, it is half of what that has taken so far: each attempt costs a turn of the loop, and on a busy host the
+/// other thread waits for a processor.
 const SHORTEST_PAUSE_NS: u64 = 5_000_000;
 const LONGEST_PAUSE_NS: u64 = 40_000_000;
 
