@@ -6,7 +6,7 @@ use std::time::Duration;
 use heapbpf_remote::blob_range;
 
 /// Shortest and longest time between two checks of the mappings of processes with hooks of others, ns. The time doubles
-/// from check to check while all that is found is code that nothing leads to.
+/// from check to check while all that is found is code that nothing leads to, in processes without probes.
 const SHORTEST_PAUSE_NS: u64 = 100_000_000;
 const LONGEST_PAUSE_NS: u64 = 1_600_000_000;
 /// Minimum of that time as a multiple of how long a check takes.
@@ -45,7 +45,7 @@ impl OthersHooks {
     }
 
     /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`. `is_unused`: it found nothing
-    /// but code that nothing leads to.
+    /// but code that nothing leads to, in processes without probes.
     pub(super) fn looked(&mut self, begun_ns: u64, now_ns: u64, is_unused: bool) {
         let doubled_ns = (2 * self.pause_ns).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
         self.pause_ns = if is_unused { doubled_ns } else { SHORTEST_PAUSE_NS };

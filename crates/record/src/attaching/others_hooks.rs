@@ -131,7 +131,9 @@ impl Attaching {
                 self.others.watched.insert(pid, begun_ns);
             }
         }
-        self.others.looked(now_ns, monotonic_ns(), !is_any_used);
+        // What probes count must not be hidden from them for long.
+        let is_any_probed = self.others.watched.keys().any(|pid| !self.takes_in() || self.own.contains(pid));
+        self.others.looked(now_ns, monotonic_ns(), !is_any_used && !is_any_probed);
         is_any_seen
     }
 
