@@ -53,6 +53,11 @@ pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
     ENDS.into_iter().filter_map(link).collect()
 }
 
+/// Whether the programs that [`link_ends`] linked read the counts of all processes at their ends.
+pub const fn are_read(ends: &[TracepointProgram]) -> bool {
+    ends.len() == ENDS.len()
+}
+
 type Entries = HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>;
 
 /// The kernel's list of processes that inline hooks count. Clones are the same list.

@@ -52,6 +52,11 @@ impl Lifecycle {
         self.inline_ends = ends;
     }
 
+    /// These programs.
+    pub fn inline_ends(&self) -> &[TracepointProgram] {
+        &self.inline_ends
+    }
+
     /// How many program runs the kernel has skipped so far.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::code::{Gadgets, Search};
@@ -55,6 +55,8 @@ pub struct Target {
     start: u64,
     pub(crate) memory: Arc<Memory>,
     maps: Arc<Maps>,
+    /// What [`Target::found`] returns, once it was called: it looks at all descriptors of the process.
+    found: OnceLock<Vec<FoundBlob>>,
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
@@ -94,7 +96,8 @@ impl Target {
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls: true })
+        let (maps, found) = (Arc::new(maps), OnceLock::new());
+        Ok(Self { pid: number, handle, start, memory, maps, found, gadgets, filtered, spares_calls: true })
     }
 
     /// Allows stops at any moment, even while a thread is in a call that would return a part of its work
@@ -130,12 +133,15 @@ impl Target {
         &self.maps
     }
 
-    /// What earlier runs mapped into the process.
+    /// What earlier runs mapped into the process, as of the first call.
     #[must_use]
     pub fn found(&self) -> Vec<FoundBlob> {
-        let mut found = found::find(&self.maps);
-        found::add_open(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
-        found
+        let look = || {
+            let mut found = found::find(&self.maps);
+            found::add_open(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
+            found
+        };
+        self.found.get_or_init(look).clone()
     }
 
     /// Memory that is read for any work: the instructions we use, and where a signal frame may go below the stacks of
@@ -154,7 +160,7 @@ impl Target {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process".into(), source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
         let Self { pid, start, gadgets, spares_calls, .. } = *self;
-        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered, spares_calls })
+        Ok(Self { pid, handle, start, memory, maps, found: OnceLock::new(), gadgets, filtered, spares_calls })
     }
 
     /// The request to a helper process to do this work.
@@ -186,7 +192,8 @@ impl Target {
         let Some(gadgets) = gadgets.filter(|_| start == request.start) else { return Err(changed) };
         let (memory, filtered) = (Arc::new(Memory::of(content, pages)), request.filtered.iter().copied().collect());
         let Request { pid, spares_calls, .. } = *request;
-        Ok(Self { pid, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls })
+        let (maps, found) = (Arc::new(maps), OnceLock::new());
+        Ok(Self { pid, handle, start, memory, maps, found, gadgets, filtered, spares_calls })
     }
 
     /// Whether the process still runs the same program, and its id has not been reused.

@@ -574,8 +574,9 @@ impl InlineHooks {
             return prepared.undo();
         }
         self.aside.begin((prepared.process, prepared.linked.key), move || {
+            let begun = thread_cpu_time();
             prepared.undo();
-            (Ok(Outcome::Undone), Duration::ZERO)
+            (Ok(Outcome::Undone), thread_cpu_time().saturating_sub(begun))
         });
     }
 

@@ -104,6 +104,12 @@ impl Attaching {
         self.rules.iter().any(|rule| matches!(rule, Target::All))
     }
 
+    /// Whether process events may be taken in a little later: every process is a target and is hooked when it becomes
+    /// active, and none is named.
+    pub(crate) fn events_may_wait(&self) -> bool {
+        self.takes_in() && self.is_listed_by_all() && self.targets.named_alive.is_empty()
+    }
+
     /// Lists running processes that descend from targets. The targets must already be listed: from then on, a fork
     /// lists the child. A descendant that forks during the search is found together with its children, or lists them
     /// itself.

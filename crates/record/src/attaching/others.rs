@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use heapbpf_remote::blob_range;
 
-/// Minimum time between two checks of the mappings of processes with hooks of others, ns; and the pause as a multiple
-/// of how long a check takes.
-const LOOK_EVERY_NS: u64 = 100_000_000;
+/// Shortest and longest time between two checks of the mappings of processes with hooks of others, ns. The time doubles
+/// from check to check while all that is found is code that nothing leads to, in processes without probes.
+const SHORTEST_PAUSE_NS: u64 = 100_000_000;
+const LONGEST_PAUSE_NS: u64 = 1_600_000_000;
+/// Minimum of that time as a multiple of how long a check takes.
 const SHARE_OF_TIME: u64 = 500;
 /// Maximum number of processes whose names are kept, and that a remark names.
 const MOST_NAMES: usize = 4096;
@@ -18,8 +20,11 @@ const MOST_NAMED: usize = 3;
 pub struct OthersHooks {
     /// Processes that have mapped code of another heapbpf, and when their mappings were last checked (CLOCK_MONOTONIC).
     pub(super) watched: HashMap<u32, u64>,
-    /// When to check all of them again (CLOCK_MONOTONIC).
-    next_look_ns: u64,
+    /// When all of them were last checked (CLOCK_MONOTONIC).
+    looked_ns: u64,
+    /// Time until the next check, ns, and its minimum because of what a check takes.
+    pause_ns: u64,
+    least_pause_ns: u64,
     /// Names of the targets that probes did not see for a while.
     names: BTreeMap<u32, String>,
 }
@@ -28,13 +33,24 @@ impl OthersHooks {
     /// Time until the mappings of processes with hooks of others must be checked; `None` if there are no such
     /// processes.
     pub(super) fn until_look(&self, now_ns: u64) -> Option<Duration> {
-        (!self.watched.is_empty()).then(|| Duration::from_nanos(self.next_look_ns.saturating_sub(now_ns)))
+        let next_ns = self.looked_ns.saturating_add(self.pause_ns.max(self.least_pause_ns));
+        (!self.watched.is_empty()).then(|| Duration::from_nanos(next_ns.saturating_sub(now_ns)))
     }
 
-    /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`.
-    pub(super) fn looked(&mut self, begun_ns: u64, now_ns: u64) {
-        let took_ns = now_ns.saturating_sub(begun_ns);
-        self.next_look_ns = now_ns.saturating_add(LOOK_EVERY_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
+    /// Watches a process, unless it is watched already, and has all checked soon. `since_ns`: when its mappings were
+    /// last known (CLOCK_MONOTONIC).
+    pub(super) fn watch(&mut self, pid: u32, since_ns: u64) {
+        self.watched.entry(pid).or_insert(since_ns);
+        self.pause_ns = SHORTEST_PAUSE_NS;
+    }
+
+    /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`. `is_unused`: it found nothing
+    /// but code that nothing leads to, in processes without probes.
+    pub(super) fn looked(&mut self, begun_ns: u64, now_ns: u64, is_unused: bool) {
+        let doubled_ns = (2 * self.pause_ns).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
+        self.pause_ns = if is_unused { doubled_ns } else { SHORTEST_PAUSE_NS };
+        self.least_pause_ns = now_ns.saturating_sub(begun_ns).saturating_mul(SHARE_OF_TIME);
+        self.looked_ns = now_ns;
     }
 
     /// Notes the name of a target that probes do not see.
@@ -106,6 +122,33 @@ mod tests {
         assert_eq!(code(&format!("{mapped}{libc}")), Some(Code::Mapped));
         assert_eq!(code(&format!("{mapped}{libc}{in_place}")), Some(Code::InPlace));
         assert_eq!(code_of_others(&format!("{mapped}{in_place}"), |base| base == 0x7f00_0000_0000), None, "ours");
+    }
+
+    #[test]
+    fn code_that_nothing_leads_to_is_looked_at_less_and_less_often() {
+        const MS: u64 = 1_000_000;
+        let mut others = OthersHooks::default();
+        assert_eq!(others.until_look(MS), None, "nothing is watched");
+        others.watch(7, MS);
+        assert_eq!(others.until_look(5_000 * MS), Some(Duration::ZERO), "the first look comes at once");
+        let until = |others: &OthersHooks, now_ms: u64| others.until_look(now_ms * MS).unwrap().as_millis();
+        let mut now_ms = 5_000;
+        let pauses = [true; 6].map(|is_unused| {
+            others.looked(now_ms * MS, now_ms * MS, is_unused);
+            let pause_ms = until(&others, now_ms);
+            now_ms += 10_000;
+            pause_ms
+        });
+        assert_eq!(pauses, [200, 400, 800, 1_600, 1_600, 1_600]);
+        others.looked(now_ms * MS, now_ms * MS, false);
+        assert_eq!(until(&others, now_ms), 100, "hooks were found");
+        others.looked(now_ms * MS, now_ms * MS, true);
+        assert_eq!(until(&others, now_ms), 200);
+        others.watch(8, now_ms * MS);
+        assert_eq!(until(&others, now_ms), 100, "a new process");
+        others.looked(now_ms * MS, (now_ms + 4) * MS, true);
+        assert_eq!(until(&others, now_ms + 4), 2_000, "looking may take a five hundredth of the time");
+        assert_eq!(others.watched[&7], MS);
     }
 
     #[test]

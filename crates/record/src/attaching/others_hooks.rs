@@ -44,7 +44,7 @@ impl Attaching {
                 continue;
             }
             // Another heapbpf may use the mapped code again, which no event reports.
-            self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+            self.others.watch(pid, monotonic_ns());
             if let Err(why) = left {
                 let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be removed: " };
                 self.is_unseen(pid, 0, &format!("{what}{why}"));
@@ -59,7 +59,7 @@ impl Attaching {
         let since_ns = mapped_since(host, generation, module);
         // The next check tells whether it is ours.
         if self.inline.as_ref().is_some_and(|inline| inline.prepares(pid)) {
-            self.others.watched.entry(pid).or_insert(since_ns);
+            self.others.watch(pid, since_ns);
             return;
         }
         if self.is_ours(pid, base) || !self.is_target(host, generation) {
@@ -70,7 +70,7 @@ impl Attaching {
         if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
             self.is_unseen(pid, since_ns, &Refused::Hooked.to_string());
         } else {
-            self.others.watched.entry(pid).or_insert(since_ns);
+            self.others.watch(pid, since_ns);
         }
     }
 
@@ -105,7 +105,7 @@ impl Attaching {
         if self.others.until_look(now_ns).is_none_or(|left| !left.is_zero()) {
             return false;
         }
-        let mut is_any_seen = false;
+        let (mut is_any_seen, mut is_any_used) = (false, false);
         // Once for all: it reads the kernel's whole list.
         let heirs = self.inline.as_ref().map(InlineHooks::heirs).unwrap_or_default();
         for (pid, looked_ns) in std::mem::take(&mut self.others.watched) {
@@ -125,12 +125,15 @@ impl Attaching {
                 log::info!("process {pid}: no other recording hooks it inline any more; its calls are counted again");
                 is_any_seen = true;
             }
+            is_any_used |= code == Some(Code::InPlace);
             // Code without jumps may stay for good, or belong to hooks that are being installed right now.
             if code.is_some() {
                 self.others.watched.insert(pid, begun_ns);
             }
         }
-        self.others.looked(now_ns, monotonic_ns());
+        // What probes count must not be hidden from them for long.
+        let is_any_probed = self.others.watched.keys().any(|pid| !self.takes_in() || self.own.contains(pid));
+        self.others.looked(now_ns, monotonic_ns(), !is_any_used && !is_any_probed);
         is_any_seen
     }
 
@@ -148,7 +151,7 @@ impl Attaching {
     pub(super) fn is_unseen(&mut self, pid: u32, since_ns: u64, why: &str) {
         let is_known = self.targets.is_hidden(pid);
         self.targets.hidden_since(pid, since_ns);
-        self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+        self.others.watch(pid, monotonic_ns());
         let comm = comm_of(pid);
         let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
         let service = service.map(|url| format!("; it is already being recorded: heapbpf top {url}"));

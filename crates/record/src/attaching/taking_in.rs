@@ -430,6 +430,9 @@ impl Attaching {
     /// Frees a place for a busy process that is to be hooked: if there is none, lets the process go that has been idle
     /// longest. One that is being prepared has a place. `None` if there is still no place.
     pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
+        if self.activity.as_ref().is_some_and(|activity| activity.is_being_prepared(busy)) {
+            return Some(Place::Free);
+        }
         let promised = places_of(&self.members.awaited);
         let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, &promised);
         let Some(activity) = self.activity.as_ref().filter(is_full) else { return Some(Place::Free) };

@@ -339,6 +339,12 @@ impl Activity {
         now_ns.saturating_sub(since_ns) < PREPARED_WITHIN_NS
     }
 
+    /// For how long a process has been prepared for its hooks, ns.
+    pub fn prepared_for_ns(&self, process: ProcessKey, now_ns: u64) -> u64 {
+        let since_ns = self.processes.get(&process).and_then(|known| known.prepared_since_ns);
+        since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
+    }
+
     /// Whether a process is being prepared for its hooks.
     pub fn is_being_prepared(&self, process: ProcessKey) -> bool {
         self.processes.get(&process).is_some_and(|known| known.prepared_since_ns.is_some())
@@ -992,6 +998,7 @@ mod tests {
         look(&mut activity, &[], 100);
         look(&mut activity, &[(1, 5), (2, 5)], 200);
         assert!(activity.prepares(process(1), 200 * MS) && activity.prepares(process(1), 300 * MS));
+        assert_eq!([1, 7].map(|tgid| activity.prepared_for_ns(process(tgid), 300 * MS)), [100 * MS, 0]);
         assert!(!activity.prepares(process(1), 200 * MS + PREPARED_WITHIN_NS), "it takes too long");
         activity.pass_over(process(1), 20_000 * MS);
         assert!(has_another(&activity) && activity.awaits_hooks(process(1)));

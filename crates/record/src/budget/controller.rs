@@ -19,6 +19,9 @@ const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
 const INTERVAL_STEP: u64 = 4;
 
+/// Share of the budget from which on checks need the calls that targets count themselves.
+const CLOSE: f64 = 0.5;
+
 /// How many checks in a row must find the budget exceeded before the recording is reduced, which is permanent.
 const PATIENCE: u32 = 2;
 
@@ -43,6 +46,10 @@ struct Looks {
     next_ns: u64,
     first: bool,
     last: Use,
+    /// The same of the last check by [`OverheadController::is_well_within`].
+    last_in_kernel: Use,
+    /// Whether the last check found anything but samples, or much of the budget used. At first, that is not known.
+    is_close: bool,
     /// Probe time as a share of the targets' CPU time.
     share: Option<f64>,
     /// How many checks in a row have found the budget exceeded.
@@ -75,6 +82,7 @@ impl OverheadController {
                 "the cost of probes could not be measured here, so no budget was kept and no interval chosen".into(),
             );
         }
+        let begun = Use { seconds: now_ns as f64 * 1e-9, ..Use::default() };
         Self {
             costs: measured.as_ref().map(|measured| measured.costs.in_programs()),
             measured,
@@ -87,7 +95,9 @@ impl OverheadController {
             looks: Looks {
                 next_ns: now_ns + FIRST_LOOK_NS,
                 first: true,
-                last: Use { seconds: now_ns as f64 * 1e-9, ..Use::default() },
+                last: begun,
+                last_in_kernel: begun,
+                is_close: true,
                 share: None,
                 exceeded: 0,
             },
@@ -110,6 +120,7 @@ impl OverheadController {
         self.begun_ns = now_ns;
         self.looks.next_ns = now_ns + FIRST_LOOK_NS;
         self.looks.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
+        (self.looks.last_in_kernel, self.looks.is_close) = (self.looks.last, true);
     }
 
     /// Sets what probes cost the targets from now on, on average.
@@ -148,15 +159,44 @@ impl OverheadController {
         &self.notes
     }
 
-    /// Checks the counters, at the time [`next_ns`](Self::next_ns). `takes_in`: processes are hooked one by one, inline
+    /// Whether a check needs the calls that targets count themselves ([`Self::look`]): to choose an interval, or
+    /// because the budget may be exceeded. Reading them takes time for each target.
+    pub const fn needs_calls(&self) -> bool {
+        self.automatic || self.looks.is_close
+    }
+
+    /// Checks counters without the calls that targets count themselves, at the time [`next_ns`](Self::next_ns). Returns
+    /// whether only samples took time, and much less than the budget. Otherwise [`Self::look_from`] follows.
+    pub fn is_well_within(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) -> bool {
+        let (Some(costs), Some(budget)) = (self.costs, self.budget) else { return false };
+        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        let used = now.since(&std::mem::replace(&mut self.looks.last_in_kernel, now));
+        self.note_share(&used, &costs, now_ns);
+        self.looks.exceeded = u32::from(used.share(&costs) > budget);
+        !self.looks.is_close
+    }
+
+    /// Notes all counters, from which on the next check compares.
+    pub fn look_from(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) {
+        self.looks.last = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+    }
+
+    /// Notes what was used up to a check now.
+    fn note_share(&mut self, used: &Use, costs: &ProbeCosts, now_ns: u64) {
+        let share = used.share(costs);
+        self.looks.share = Some(share);
+        self.looks.is_close = used.allocations > 0.0 || self.budget.is_none_or(|budget| share > CLOSE * budget);
+        self.looks.next_ns = now_ns + LOOK_NS;
+    }
+
+    /// Checks all counters, at the time [`next_ns`](Self::next_ns). `takes_in`: processes are hooked one by one, inline
     /// or by links of their own, so that only the interval is common to them.
     pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, takes_in: bool, now_ns: u64) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
         let used = now.since(&self.looks.last);
-        self.looks.share = Some(used.share(&costs));
+        self.note_share(&used, &costs, now_ns);
         self.looks.last = now;
-        self.looks.next_ns = now_ns + LOOK_NS;
         if used.calls() + used.frees < FEWEST_CALLS {
             self.looks.exceeded = 0;
             return Vec::new();

@@ -30,6 +30,14 @@ use crate::plan::{Hook, RecordPlan};
 use crate::profiles::requests::{FinishedProfile, Request};
 use crate::remarks::say;
 
+/// How long process events wait for more, where they may: a program that starts and ends soon is a single turn of the
+/// loop then, instead of several.
+const EVENTS_WAIT: Duration = Duration::from_millis(20);
+
+/// How long housekeeping waits there for another turn, such as that of the budget's check each second: after some
+/// seconds, both are done in the same turn.
+const HOUSEKEEPING_WAIT: Duration = Duration::from_millis(250);
+
 /// The message at the start if Python's objects are counted.
 const OBJECTS_NOTE: &str = "each Python object traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
@@ -227,6 +235,8 @@ impl ActiveRecording {
             active = !session.set_sleeping(true) || session.cycle() > 0;
         }
         let now_ns = monotonic_ns();
+        let may_wait = session.attaching.events_may_wait();
+        let housekeeping_wait = if may_wait { HOUSEKEEPING_WAIT } else { Duration::ZERO };
         let deadlines = [
             session.schedule.until_end(now_ns),
             session.schedule.until_last_moments(now_ns),
@@ -235,7 +245,7 @@ impl ActiveRecording {
             session.until_activity(),
             Some(session.until_look_for_slowed()),
             session.until_answer(),
-            Some(session.until_housekeeping(now_ns)),
+            Some(session.until_housekeeping(now_ns) + housekeeping_wait),
             session.attaching.until_look(),
             session.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait).then_some(AWAITED_PAUSE),
         ];
@@ -247,6 +257,7 @@ impl ActiveRecording {
     async fn wait(&mut self, pause: Duration, wakers: &Wakers, requests: &mut mpsc::Receiver<Request>) -> bool {
         let command_runs = self.command.running.is_some();
         let watches = self.session.may_try(Step::Wake);
+        let events_wait = self.session.attaching.events_may_wait().then_some(EVENTS_WAIT);
         tokio::select! {
             // Signals come first, however busy the loop is.
             biased;
@@ -260,7 +271,7 @@ impl ActiveRecording {
             // While a command runs, this signal is passed on to the command.
             _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("on request (SIGUSR1)".into()),
             () = self.files.done() => {}
-            woken = wakers.next(), if watches => {
+            woken = wakers.next(events_wait), if watches => {
                 self.session.errors.note(Step::Wake, woken, monotonic_ns());
             }
             () = tokio::time::sleep(pause) => {}
@@ -337,12 +348,22 @@ impl Wakers {
         })
     }
 
-    /// Waits until one of them is readable.
-    async fn next(&self) -> std::io::Result<()> {
+    /// Waits until one of them is readable; for process events, `events_wait` more. If this is not waited for, they are
+    /// taken in sooner, as in each turn of the loop.
+    async fn next(&self, events_wait: Option<Duration>) -> std::io::Result<()> {
         let [events, stacks, host] = &self.always;
         let readable = async |it: &Option<AsyncFd<OwnedFd>>| match it {
             Some(it) => it.readable().await.map(|mut guard| guard.clear_ready()),
             None => std::future::pending().await,
+        };
+        let process_events = async {
+            if let Some(wait) = events_wait {
+                host.readable().await?.retain_ready();
+                tokio::time::sleep(wait).await;
+            }
+            // Those that arrived meanwhile are taken in, too.
+            host.readable().await?.clear_ready();
+            Ok::<(), std::io::Error>(())
         };
         tokio::select! {
             biased;
@@ -350,7 +371,7 @@ impl Wakers {
             done = readable(&self.execs) => done?,
             guard = events.readable() => guard?.clear_ready(),
             guard = stacks.readable() => guard?.clear_ready(),
-            guard = host.readable() => guard?.clear_ready(),
+            done = process_events => done?,
         }
         Ok(())
     }
@@ -358,10 +379,28 @@ impl Wakers {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Write as _, pipe};
+
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
+
+    #[test]
+    fn process_events_that_wait_for_more_delay_nothing_else_and_are_not_forgotten() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let [(events, mut event), (stacks, _stack), (host, mut process)] = [(); 3].map(|()| pipe().unwrap());
+            let always = [events.as_fd(), stacks.as_fd(), host.as_fd()].map(|fd| watch(fd).unwrap());
+            let wakers = Wakers { always, execs: None, written: None };
+            process.write_all(b"a").unwrap();
+            wakers.next(None).await.unwrap();
+            process.write_all(b"b").unwrap();
+            event.write_all(b"c").unwrap();
+            wakers.next(Some(Duration::from_secs(3600))).await.unwrap();
+            wakers.next(Some(Duration::from_millis(1))).await.unwrap();
+        });
+    }
 
     #[test]
     fn a_command_that_is_still_held_never_runs() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::process::Target;
+use heapbpf_kernel::inline;
 use heapbpf_kernel::totals::Counts;
 use sampler_ebpf::abi::Counters;
 use sampler_ebpf::constants::draw_constants;
@@ -42,14 +43,37 @@ impl Session {
         if self.overhead.controller.next_ns().is_none_or(|at| at > now) || !self.may_try(Step::Counters) {
             return;
         }
+        let lacks_calls = self.may_check_without_calls();
+        if lacks_calls && self.is_well_within_budget(now) {
+            return;
+        }
         let counted = self.counts();
         let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
         self.cuts.last_total = total;
         self.learn_costs(&counts, &total);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        if lacks_calls {
+            return self.overhead.controller.look_from(&total, cpu_seconds, now);
+        }
         let takes_in = self.attaching.takes_in();
         let actions = self.overhead.controller.look(&total, cpu_seconds, takes_in, now);
         actions.into_iter().for_each(|action| self.act(action));
+    }
+
+    /// Whether the controller can do without the calls that targets count themselves: their samples are all that costs.
+    /// If the kernel does not read these calls at the end of a target, they must be read all the time.
+    fn may_check_without_calls(&self) -> bool {
+        let are_inline = self.attaching.inline.is_some() && !self.attaching.have_own_links();
+        let are_read = inline::are_read(self.attaching.programs.lifecycle.inline_ends());
+        are_inline && are_read && !self.overhead.controller.needs_calls()
+    }
+
+    /// Lets the controller check the kernel's counters alone. Returns whether these are enough, or cannot be read now.
+    fn is_well_within_budget(&mut self, now: u64) -> bool {
+        let counted = self.kernel_counts();
+        let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return true };
+        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        self.overhead.controller.is_well_within(&total, cpu_seconds, now)
     }
 
     /// Carries out an action.
@@ -180,8 +204,12 @@ impl Session {
         let Some(measured) = controller.measured() else { return };
         let mut mean = MeanCosts::default();
         for (process, counters) in &counts.processes {
-            if let Some(costs) = costs_of(measured, &self.attaching, &self.host, process.tgid) {
-                mean.add(&usage(counters, 0.0, 0.0), &costs);
+            let used = usage(counters, 0.0, 0.0);
+            // Looking up the files of a process takes longer than the rest, and most processes reach no probe.
+            if used.allocations + used.frees > 0.0
+                && let Some(costs) = costs_of(measured, &self.attaching, &self.host, process.tgid)
+            {
+                mean.add(&used, &costs);
             }
         }
         // For processes that have ended, it is no longer known which files they mapped.

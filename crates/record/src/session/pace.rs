@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Time between checks of the rings while events arrive. A check costs some 50 µs, whatever it finds. Rings that fill
-/// up, forks and new mappings wake the loop earlier.
+/// up, forks and new mappings wake the loop earlier; the latter two at once, or soon if nothing depends on them.
 const AWAKE_PAUSE: Duration = Duration::from_millis(40);
 /// The same while targets may be waiting for their records to be taken in.
 pub(super) const AWAITED_PAUSE: Duration = Duration::from_millis(2);

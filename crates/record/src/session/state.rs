@@ -260,6 +260,14 @@ impl Session {
         Ok((counts, total))
     }
 
+    /// The same without what only processes with inline hooks have counted so far. Much less work if there are many.
+    pub(super) fn kernel_counts(&self) -> anyhow::Result<(Counts, Counters)> {
+        let counts = self.kernel.totals.read(&self.attaching.programs)?;
+        let mut total = counts.total();
+        total.add(self.exited.counts.total());
+        Ok((counts, total))
+    }
+
     /// The parts that snapshots are made from. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
     pub(super) fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
         Parts {
