@@ -111,22 +111,36 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
 const MUCH_BYTES: f64 = (8 << 20) as f64;
 const MUCH: f64 = 0.1;
 
-/// Lower bound of the anonymous resident memory that neither an allocator's heap nor a recorded block explains, in
-/// bytes, summed over all programs. Programs with a known runtime are left out, because the report names that runtime's
+/// Anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes: at least the
+/// first figure; and in other programs at most the second, because nothing bounds what they have in use, or because
+/// their memory was not divided into parts. Programs with a known runtime are left out: the report names that runtime's
 /// heap.
-pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
+pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
-    let of_entry = |(entry, resident): &(Entry, Resident)| {
-        let has_own_heap = entry
-            .members(profile)
-            .any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
-        let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-        let most_in_use = if entry.is_idle() { 0.0 } else { estimate.high.unwrap_or(f64::INFINITY) };
-        let least = resident.other_bytes as f64 - most_in_use;
-        let is_much = least >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
-        if is_much && !has_own_heap { least } else { 0.0 }
-    };
-    measured(context, GroupBy::Program).iter().map(of_entry).sum()
+    let (mut at_least, mut at_most) = (0.0, 0.0);
+    for (entry, resident) in measured(context, GroupBy::Program) {
+        let has_own_heap = |process: &Process| process.missing.iter().any(|missing| missing.what.contains("own heap"));
+        if entry.members(profile).any(has_own_heap) {
+            continue;
+        }
+        let is_much = |bytes: f64| bytes >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+        let (inuse, high) = if entry.is_idle() {
+            (0.0, Some(0.0))
+        } else {
+            let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
+            (estimate.estimate, estimate.high)
+        };
+        let other = resident.other_bytes as f64;
+        let least = high.map_or(0.0, |high| other - high);
+        let unbounded = if high.is_none() { other } else { 0.0 };
+        let most = unbounded + resident.undivided_bytes as f64 - inuse;
+        if is_much(least) {
+            at_least += least;
+        } else if is_much(most) {
+            at_most += most;
+        }
+    }
+    (at_least, at_most)
 }
 
 /// Parts below this share are added to "other" in the one-line form.
