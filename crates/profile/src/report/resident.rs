@@ -12,6 +12,8 @@ use crate::value::Value;
 
 /// Maximum number of programs or processes shown.
 const MOST: usize = 3;
+/// The name of Python's object allocator.
+const PYTHONS: &str = "Python objects";
 
 /// Placeholder for a non-breaking space between a number and its unit.
 pub(super) const TOGETHER: char = '\u{e000}';
@@ -128,7 +130,8 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
             (0.0, Some(0.0))
         } else {
             let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-            (estimate.estimate, estimate.high)
+            let is_known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+            (estimate.estimate, estimate.high.filter(|_| is_known))
         };
         let other = resident.other_bytes as f64;
         let least = high.map_or(0.0, |high| other - high);
@@ -180,7 +183,8 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         return super::glibc::heap(context, entry, resident, glibc);
     }
     if entry.is_idle() {
-        return NOT_COUNTED.into();
+        let others = of_other_allocators(context, entry, resident);
+        return others.map_or_else(|| NOT_COUNTED.into(), |others| format!("{NOT_COUNTED}; {others}"));
     }
     let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
     if resident.is_before_end {
@@ -206,30 +210,58 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let estimate = |value| pool.estimate(profile, value, context.options.confidence);
     // Blocks in use need not be in memory, nor in mappings that are known as a heap.
     let in_memory = pool.knows(profile, Value::ResidentSpace).then(|| estimate(Value::ResidentSpace).low).flatten();
-    let in_heap = (in_memory.unwrap_or(0.0) - resident.other_bytes as f64).max(0.0);
+    let in_memory = in_memory.unwrap_or(0.0);
+    let in_heap = (in_memory - resident.other_bytes as f64).max(0.0);
     let inuse = estimate(Value::InuseSpace).high.unwrap_or(f64::INFINITY);
-    let (least, most) = resident.unused_bytes((in_heap, inuse));
+    let (least, mut most) = resident.unused_bytes((in_heap, inuse));
+    // Nor is a mapping in which nothing was sampled, unless it is glibc's.
+    if entry.members(profile).any(|process| process.other_allocators().next().is_some()) {
+        most = most.max(resident.heap_bytes.saturating_add(resident.other_bytes) as f64 - in_memory);
+    }
     let figure = context.figure(&pool, Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
         Some(older) => {
             // Large blocks, and heaps in which nothing was sampled, are not recognized as such.
-            let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
-            format!("at most {} was there before the recording", bytes(most as f64))
+            match older.min(resident.heap_bytes.saturating_add(resident.other_bytes)) {
+                0 => "what was there before the recording is not in memory".to_owned(),
+                most => format!("at most {} was there before the recording", bytes(most as f64)),
+            }
         }
         None if has_gap => "how much else is in use is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),
     };
+    let held = "is held by the allocator but not in use";
     let unused = if least > 0.0 {
-        format!("between {} and {}", bytes(least), bytes(most))
+        format!("; between {} and {} {held}", bytes(least), bytes(most))
+    } else if most >= 1.0 {
+        format!("; at most {} {held}", bytes(most))
     } else {
-        format!("at most {}", bytes(most))
+        String::new()
     };
     format!(
-        "of the heap, {}{bounds} is in recorded blocks; {before}; {unused} is held by the allocator but not in use",
+        "of the heap, {}{bounds} is in recorded blocks; {before}{unused}",
         figure.figure.replace(' ', &TOGETHER.to_string())
     )
+}
+
+/// How large the heaps of other allocators than glibc may be in processes in which nothing was counted: neither their
+/// names nor sampled blocks tell their mappings from other memory. `None` if there are no such allocators, or if the
+/// memory was not divided into parts.
+pub(super) fn of_other_allocators(context: &Context, entry: &Entry, resident: &Resident) -> Option<String> {
+    let of_glibc = resident.glibc.map_or(0, |glibc| glibc.resident_bytes);
+    let of_python = resident.python.map_or(0, |python| python.resident_bytes);
+    let rest = resident.heap_bytes.saturating_sub(of_glibc).saturating_sub(of_python);
+    let most = rest.saturating_add(resident.other_bytes);
+    let mut names: Vec<&str> = Vec::new();
+    for name in entry.members(context.profile).flat_map(Process::other_allocators) {
+        if !names.contains(&name) && !(name == PYTHONS && resident.python.is_some()) {
+            names.push(name);
+        }
+    }
+    let is_known = most > 0 && resident.undivided_bytes == 0 && !names.is_empty();
+    is_known.then(|| format!("{} has at most {} of it and of other memory", names.join(", "), bytes(most as f64)))
 }
 
 /// A size whose number and unit stay on one line.
