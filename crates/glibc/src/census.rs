@@ -68,8 +68,10 @@ pub fn census(memory: &mut dyn Memory, space: &Space, version: u32, files: &File
     let mut pages = Pages::new(memory);
     let mut types = Some(Types::new(files));
     let (heap, tally, arenas) = read_by(&mut pages, space, version, &mut types)?;
-    let small =
-        if files.has_python { pools::count(&mut pages, space, &arenas, &mut types) } else { Found::default() };
+    let small = match files.has_python {
+        true => pools::count(&mut pages, space, (&arenas, &heap.mapped), &mut types),
+        false => Found::default(),
+    };
     let (names, has_more_types) = types.map(Types::into_names).unwrap_or_default();
     Ok(Census { heap, python: small.pools, rows: rows(&tally, &small.tally, names), has_more_types })
 }

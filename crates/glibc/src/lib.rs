@@ -176,7 +176,7 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     let mut pages = Pages::new(memory);
     let (mut heap, _, arenas) = read_by(&mut pages, space, version, &mut None)?;
     if space.has_python {
-        heap.python = Some(pools::arenas(&mut pages, space, &arenas));
+        heap.python = Some(pools::arenas(&mut pages, space, &arenas, &heap.mapped));
     }
     Ok(heap)
 }

@@ -112,24 +112,39 @@ impl Pool {
     }
 }
 
-/// Finds Python's arenas. `bases`: the addresses of glibc's arenas.
-pub(crate) fn arenas(pages: &mut Pages, space: &Space, bases: &[u64]) -> PythonArenas {
-    let Found { pools, ranges, .. } = count(pages, space, bases, &mut None);
+/// Finds Python's arenas. `bases`: the addresses of glibc's arenas; `large`: its large blocks.
+pub(crate) fn arenas(pages: &mut Pages, space: &Space, bases: &[u64], large: &[Range<u64>]) -> PythonArenas {
+    let Found { pools, ranges, .. } = count(pages, space, (bases, large), &mut None);
     let resident_bytes = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(pages.present_bytes(range)));
     PythonArenas { pools, ranges, resident_bytes }
 }
 
-/// Counts the blocks in use in all pools, by type if `types` is given. `bases`: the addresses of glibc's arenas.
-pub(crate) fn count(pages: &mut Pages, space: &Space, bases: &[u64], types: &mut Option<Types>) -> Found {
+/// Counts the blocks in use in all pools, by type if `types` is given. glibc's arenas (by their addresses, `bases`) and
+/// its `large` blocks, in order, are left out.
+pub(crate) fn count(
+    pages: &mut Pages,
+    space: &Space,
+    (bases, large): (&[u64], &[Range<u64>]),
+    types: &mut Option<Types>,
+) -> Found {
     let mut found = Found::default();
     let is_other = |range: &&Range<u64>| !bases.iter().any(|base| base & !(HEAP - 1) == range.start);
     for range in space.anonymous.iter().filter(is_other) {
-        of_range(pages, range, types, &mut found);
+        let mut at = range.start;
+        let first = large.partition_point(|block| block.end <= range.start);
+        for block in large[first..].iter().take_while(|block| block.start < range.end) {
+            of_range(pages, &(at..block.start), types, &mut found);
+            at = at.max(block.end);
+        }
+        of_range(pages, &(at..range.end), types, &mut found);
     }
     found
 }
 
 fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Option<Types>, found: &mut Found) {
+    if range.is_empty() {
+        return;
+    }
     let (mut buffer, mut again) = (vec![0; WINDOW as usize], [0; POOLS[1]]);
     let (page, mut at) = (pages.page_bytes, range.start);
     while at < range.end {

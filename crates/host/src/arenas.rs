@@ -72,10 +72,12 @@ fn read(ArenaRequest { pid, start_ns, version, longest, with_python }: ArenaRequ
     let space = space(&String::from_utf8_lossy(&text));
     let space = Space { threads: stat.threads.into(), has_python: space.has_python && with_python, ..space };
     let heap = heapbpf_glibc::read(&mut memory, &space, version);
-    let heap = heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()?;
+    let mut heap = heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()?;
     // Once time is up, arenas look as if they were not there.
-    let python = heap.python.clone().filter(|_| Instant::now() < deadline);
-    Some(Heap { python, ..heap })
+    if Instant::now() >= deadline {
+        heap.python = None;
+    }
+    Some(heap)
 }
 
 /// The memory of a process. Reads fail after the deadline.

@@ -261,7 +261,7 @@ pub(super) fn of_other_allocators(context: &Context, entry: &Entry, resident: &R
         }
     }
     let is_known = most > 0 && resident.undivided_bytes == 0 && !names.is_empty();
-    is_known.then(|| format!("{} has at most {} of it and of other memory", names.join(", "), bytes(most as f64)))
+    is_known.then(|| format!("{} has at most {} of the heap and of other memory", names.join(", "), bytes(most as f64)))
 }
 
 /// A size whose number and unit stay on one line.

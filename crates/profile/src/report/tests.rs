@@ -366,9 +366,9 @@ fn the_heap_of_an_idle_process_is_a_sum() {
     // Of another allocator's heap there are bounds, with and without glibc's arenas.
     profile.idle[0].allocators = ["jemalloc 5.3.0", "glibc 2.36", "jemalloc 5.3.0"].map(str::to_owned).into();
     let of = |profile: &Profile| resident_texts(profile, GroupBy::Program, 0.95)[0].heap.clone();
-    assert_eq!(of(&profile), format!("{expected}; jemalloc 5.3.0 has at most 431 MiB of it and of other memory"));
+    assert_eq!(of(&profile), format!("{expected}; jemalloc 5.3.0 has at most 431 MiB of the heap and of other memory"));
     profile.idle[0].resident.as_mut().expect("measured").glibc = None;
-    let others = "its allocations were not counted; jemalloc 5.3.0 has at most 610 MiB of it and of other memory";
+    let others = "its allocations were not counted; jemalloc 5.3.0 has at most 610 MiB of the heap and of other memory";
     assert_eq!(of(&profile), others);
     // Nothing is said of memory that was not divided into parts.
     profile.idle[0].resident.as_mut().expect("measured").undivided_bytes = 1;
