@@ -247,8 +247,10 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         let inline = if entry.is_inline(profile) { " inline" } else { "" };
         let name = if brief { context.width / 4 } else { context.width / 3 };
         let mut cells = vec![clip(&entry.name, name) + ended + inline];
+        // Of a process that runs, memory was to be read.
+        let unread = if ended.is_empty() { "unknown" } else { "" };
         for (_, part) in memory.into_iter().flatten() {
-            cells.push(resident.as_ref().map_or_else(String::new, part));
+            cells.push(resident.as_ref().map_or_else(|| unread.to_owned(), part));
         }
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);

@@ -12,6 +12,8 @@ use crate::value::Value;
 
 /// Maximum number of programs or processes shown.
 const MOST: usize = 3;
+/// What names of heaps of runtimes have in common.
+const OWN_HEAP: &str = "own heap";
 /// The name of Python's object allocator.
 const PYTHONS: &str = "Python objects";
 
@@ -43,7 +45,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
     let text = |(entry, resident): (Entry, Resident)| ResidentText {
         bytes: resident.total_bytes(),
         growth_per_minute: resident.growth_per_minute,
-        parts: parts(&resident).replace(TOGETHER, " "),
+        parts: parts(&context, &entry, &resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes().to_vec(),
         idle: entry.idle().to_vec(),
@@ -71,7 +73,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     }
     let mut lines = vec![context.paint(Style::Bold, "Resident memory")];
     for (entry, resident) in measured.iter().take(MOST) {
-        let sum = format!("{} resident: {}", entry.name, parts(resident));
+        let sum = format!("{} resident: {}", entry.name, parts(context, entry, resident));
         for (first, text) in [("  ", sum), ("    ", heap(context, entry, resident))] {
             let wrapped = wrap(&text, context.width.saturating_sub(first.len() + 2));
             let indented = wrapped.iter().enumerate();
@@ -91,7 +93,8 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     let [(entry, resident)] = measured.as_slice() else { return Vec::new() };
     let of_heap = |glibc| super::glibc::not_recorded(context, entry, resident, glibc);
     let about_heap = resident.glibc.as_ref().map(of_heap).unwrap_or_default();
-    let wrapped = wrap(&large_parts(resident, &about_heap), context.width - 13);
+    let about_other = about_other(context, entry, resident);
+    let wrapped = wrap(&large_parts(resident, (&about_heap, &about_other)), context.width - 13);
     let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
     wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
 }
@@ -121,7 +124,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
     let (mut at_least, mut at_most) = (0.0, 0.0);
     for (entry, resident) in measured(context, GroupBy::Program) {
-        let has_own_heap = |process: &Process| process.missing.iter().any(|missing| missing.what.contains("own heap"));
+        let has_own_heap = |process: &Process| process.missing.iter().any(|missing| missing.what.contains(OWN_HEAP));
         if entry.members(profile).any(has_own_heap) {
             continue;
         }
@@ -149,23 +152,37 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
 /// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The resident memory as a sum, with small parts added to "other". `about_heap` follows the heap.
-fn large_parts(resident: &Resident, about_heap: &str) -> String {
+/// The resident memory as a sum, with small parts added to "other". `about` follows the heap and "other".
+fn large_parts(resident: &Resident, about: (&str, &str)) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
     let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
     large.push((OTHER, rest.iter().map(|(_, size)| size).sum()));
-    sum_of(resident, &large, about_heap)
+    sum_of(resident, &large, about)
 }
 
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
-fn parts(resident: &Resident) -> String {
-    sum_of(resident, &resident.parts(), "")
+fn parts(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    sum_of(resident, &resident.parts(), ("", &about_other(context, entry, resident)))
 }
 
-fn sum_of(resident: &Resident, parts: &[(&str, u64)], about_heap: &str) -> String {
+/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
+fn about_other(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    let missing = entry.members(context.profile).flat_map(|process| &process.missing);
+    let own_heap = missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP));
+    let is_much = resident.other_bytes as f64 >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+    // Details follow in parentheses.
+    let name = own_heap.filter(|_| is_much).and_then(|what| what.split(" (").next());
+    name.map_or_else(String::new, |name| format!(" (perhaps {name})"))
+}
+
+fn sum_of(resident: &Resident, parts: &[(&str, u64)], (about_heap, about_other): (&str, &str)) -> String {
     let part = |(name, size): &(&str, u64)| {
-        let about = if *name == HEAP { about_heap } else { "" };
+        let about = match *name {
+            HEAP => about_heap,
+            OTHER => about_other,
+            _ => "",
+        };
         format!("{name}{TOGETHER}{}{about}", bytes(*size as f64))
     };
     let parts: Vec<String> = parts.iter().filter(|(_, size)| *size > 0).map(part).collect();

@@ -375,6 +375,33 @@ fn the_heap_of_an_idle_process_is_a_sum() {
     assert_eq!(of(&profile), "its allocations were not counted");
 }
 
+#[test]
+fn memory_that_was_not_read_is_unknown() {
+    let mut profile = testing::whole_host();
+    profile.idle[0].resident = None;
+    profile.idle[1].resident.as_mut().expect("measured").other_bytes = 5 << 20;
+    let text = report(&profile, &ReportOptions { width: 200, ..ReportOptions::default() });
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).expect(name);
+    assert_eq!(line("ledgerd (900)").matches("unknown").count(), 2, "all of it, and what is not seen: {text}");
+    assert!(line("sh (2 processes)").contains("≥ 5.00 MiB"), "part of it was not divided: {text}");
+    assert!(!line("worker").contains("unknown"), "it has ended: {text}");
+}
+
+#[test]
+fn much_other_memory_has_the_name_of_a_known_runtime() {
+    let mut profile = testing::whole_host();
+    let parts = |profile: &Profile| {
+        let texts = resident_texts(profile, GroupBy::Program, 0.95);
+        texts.into_iter().find(|text| text.name.starts_with("ledgerd")).expect("it was measured").parts
+    };
+    assert!(parts(&profile).ends_with(" + other 430 MiB; 30.0 MiB swapped"), "{}", parts(&profile));
+    profile.idle[0].missing.push(Missing::new("V8's own heap (JavaScript)", "not included"));
+    let text = parts(&profile);
+    assert!(text.ends_with(" + other 430 MiB (perhaps V8's own heap); 30.0 MiB swapped"), "{text}");
+    profile.idle[0].resident.as_mut().expect("measured").other_bytes = 7 << 20;
+    assert!(parts(&profile).contains(" + other 7.00 MiB;"), "{}", parts(&profile));
+}
+
 /// Python's arenas are parts of the sum, whether or not its objects are counted, and never part of glibc's figures.
 #[test]
 fn pythons_arenas_are_parts_of_the_heap() {
