@@ -217,7 +217,7 @@ fn python_s_arenas_are_found_without_types() {
     let heap = crate::read(&mut process, &Space { has_python: true, ..space }, 36).expect("a heap");
     let python = heap.python.clone().expect("they were looked for");
     assert_eq!((python.pools, heap.inuse_bytes), (census.python, census.heap.inuse_bytes));
-    assert_eq!(python.ranges, [POOLS..POOLS + 0x8000]);
+    assert_eq!(python.ranges.as_slice(), std::slice::from_ref(&(POOLS..POOLS + 0x8000)));
     // Their other pages were never used.
     let pages = process.pages.keys().filter(|page| (POOLS..POOLS + 0x8000).contains(&(*page * PAGE))).count();
     assert_eq!(python.resident_bytes, pages as u64 * PAGE);
