@@ -117,9 +117,9 @@ const MUCH_BYTES: f64 = (8 << 20) as f64;
 const MUCH: f64 = 0.1;
 
 /// Anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes: at least the
-/// first figure; and in other programs at most the second, because nothing bounds what they have in use, or because
-/// their memory was not divided into parts. Programs with a known runtime are left out: the report names that runtime's
-/// heap.
+/// first figure; and in other programs at most the second, because nothing bounds what they have in use or what their
+/// allocators hold free, or because their memory was not divided into parts. Programs with a known runtime are left out:
+/// the report names that runtime's heap.
 pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
     let (mut at_least, mut at_most) = (0.0, 0.0);
@@ -136,6 +136,9 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
             let is_known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
             (estimate.estimate, estimate.high.filter(|_| is_known))
         };
+        // Other allocators than glibc may hold free memory in mappings that nothing marks.
+        let has_others = entry.members(profile).any(|process| process.other_allocators().next().is_some());
+        let high = high.filter(|_| !has_others);
         let other = resident.other_bytes as f64;
         let least = high.map_or(0.0, |high| other - high);
         let unbounded = if high.is_none() { other } else { 0.0 };

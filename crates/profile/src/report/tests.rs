@@ -606,8 +606,11 @@ fn memory_that_nothing_accounts_for_is_missed() {
     );
     profile.processes[0].missing = vec![heapbpf_audit::Missing::new("Erlang's own heap", "not included")];
     assert!(!missed(&profile).contains("resident"), "it is named: {}", missed(&profile));
-    // Nothing bounds what is in use, or the memory was not divided into parts.
+    // Nothing bounds what is in use, or what is free in another allocator; or the memory was not divided into parts.
     profile.processes[0].missing.clear();
+    let mut with_jemalloc = profile.clone();
+    with_jemalloc.processes[0].allocators.push("jemalloc 5.3.0".into());
+    assert!(missed(&with_jemalloc).contains("MiB of resident memory of unknown use"), "{}", missed(&with_jemalloc));
     let unbounded = Profile { header: Header { live: false, ..profile.header.clone() }, ..profile.clone() };
     assert!(missed(&unbounded).contains("MiB of resident memory of unknown use"), "{}", missed(&unbounded));
     let resident = profile.processes[0].resident.as_mut().expect("measured");
