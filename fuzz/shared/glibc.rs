@@ -40,6 +40,7 @@ pub fn check(data: &[u8]) {
         heap: Some(HEAP..HEAP + 0x10_0000),
         anonymous: MAPPED.iter().map(|(start, length)| *start..start + length).collect(),
         threads: 2,
+        has_python: false,
     };
     let (mut memory, version) = (Pieces::parse(rest), (*version).into());
     let files = Files { data: vec![FILES..FILES + 0x4000, FILES + 0x4000..FILES + 0x8000], has_python: true };
@@ -52,4 +53,8 @@ pub fn check(data: &[u8]) {
     assert!(heap.doubtful_bytes <= heap.inuse_bytes && heap.cached_bytes <= heap.free_bytes, "{heap:?}");
     assert!(heap.free_resident_bytes <= heap.free_bytes && heap.inuse_bytes < 1 << 48, "{heap:?}");
     assert!(heap.resident_bytes <= rest.len() as u64 * PAGE, "{heap:?}");
+    let with_python = read(&mut memory, &Space { has_python: true, ..space }, version).expect("it was read");
+    let python = with_python.python.as_ref().expect("they were looked for");
+    assert_eq!(python.pools, counted.python, "a census finds the same");
+    assert!(with_python.ranges().is_sorted_by(|one, next| one.end < next.start), "{with_python:?}");
 }

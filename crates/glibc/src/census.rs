@@ -2,9 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::arena::HEAP;
 use crate::pages::Pages;
-use crate::pools::{self, Pools};
+use crate::pools::{self, Found, Pools};
 use crate::tally::{Tally, sizes_of};
 use crate::types::{Files, Language, Types};
 use crate::walk::Blocks;
@@ -69,14 +68,12 @@ pub fn census(memory: &mut dyn Memory, space: &Space, version: u32, files: &File
     let mut pages = Pages::new(memory);
     let mut types = Some(Types::new(files));
     let (heap, tally, arenas) = read_by(&mut pages, space, version, &mut types)?;
-    let mut types = types.unwrap_or_else(|| Types::new(files));
-    let (mut python, mut small) = (Pools::default(), Tally::default());
-    if files.has_python {
-        let heaps: Vec<u64> = arenas.iter().map(|base| base & !(HEAP - 1)).collect();
-        (python, small) = pools::count(&mut pages, space, &heaps, &mut types);
-    }
-    let (names, has_more_types) = types.into_names();
-    Ok(Census { heap, python, rows: rows(&tally, &small, names), has_more_types })
+    let small = match files.has_python {
+        true => pools::count(&mut pages, space, (&arenas, &heap.mapped), &mut types),
+        false => Found::default(),
+    };
+    let (names, has_more_types) = types.map(Types::into_names).unwrap_or_default();
+    Ok(Census { heap, python: small.pools, rows: rows(&tally, &small.tally, names), has_more_types })
 }
 
 fn rows(tally: &Tally, small: &Tally, names: Vec<(Language, String)>) -> Vec<Row> {

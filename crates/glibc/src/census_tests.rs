@@ -209,6 +209,25 @@ fn python_s_objects_are_counted_in_pools_and_in_glibc_s_heap() {
     assert!(row(&census, Language::Python, "str").is_some());
 }
 
+/// Python's arenas have the same blocks in use, and also pools without any.
+#[test]
+fn python_s_arenas_are_found_without_types() {
+    let (mut process, space) = pooled();
+    let census = found(&mut process, &space, true);
+    let heap = crate::read(&mut process, &Space { has_python: true, ..space }, 36).expect("a heap");
+    let python = heap.python.clone().expect("they were looked for");
+    assert_eq!((python.pools, heap.inuse_bytes), (census.python, census.heap.inuse_bytes));
+    assert_eq!(python.ranges.as_slice(), std::slice::from_ref(&(POOLS..POOLS + 0x8000)));
+    // Their other pages were never used.
+    let pages = process.pages.keys().filter(|page| (POOLS..POOLS + 0x8000).contains(&(*page * PAGE))).count();
+    assert_eq!(python.resident_bytes, pages as u64 * PAGE);
+    // Large blocks of glibc and these arenas, without their overlaps.
+    assert_eq!(heap.ranges().len(), heap.mapped.len() + 1, "{heap:?}");
+    let mapped = vec![POOLS - 0x2000..POOLS - 0x1000, POOLS + 0x1000..POOLS + 0x9000, POOLS + 0xa000..POOLS + 0xb000];
+    let ranges = crate::Heap { mapped, ..heap }.ranges();
+    assert_eq!(ranges, [POOLS - 0x2000..POOLS - 0x1000, POOLS..POOLS + 0x9000, POOLS + 0xa000..POOLS + 0xb000]);
+}
+
 #[test]
 fn pools_that_lie_are_inconsistent_and_what_is_no_pool_is_none() {
     let free = POOLS + 48 + 48;

@@ -47,7 +47,7 @@ use variables::Variables;
 use walk::Sums;
 
 pub use census::{Census, RangeSizes, Row, What, census};
-pub use pools::Pools;
+pub use pools::{Pools, PythonArenas};
 pub use types::{Files, Language};
 
 /// Minor versions of glibc 2 with known structures: arenas have the fields of 2.27, and 2.42 has different thread
@@ -88,6 +88,8 @@ pub struct Space {
     pub anonymous: Vec<Range<u64>>,
     /// Number of threads.
     pub threads: u64,
+    /// Whether Python's arenas are to be found, too.
+    pub has_python: bool,
 }
 
 /// glibc's memory. The size of a block includes its header and rounding.
@@ -123,6 +125,8 @@ pub struct Heap {
     pub mapped_is_known: bool,
     /// Blocks with mappings of their own, in order.
     pub mapped: Vec<Range<u64>>,
+    /// Python's arenas, which are not in the figures above; `None` if they were not looked for.
+    pub python: Option<PythonArenas>,
 }
 
 impl Heap {
@@ -136,6 +140,20 @@ impl Heap {
     #[must_use]
     pub fn unread_bytes(&self) -> u64 {
         self.absent_unread_bytes.saturating_add(self.inconsistent_bytes)
+    }
+
+    /// Where its large blocks and Python's arenas are: in order, and not overlapping.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let python = self.python.iter().flat_map(|python| &python.ranges);
+        let mut ranges: Vec<Range<u64>> = self.mapped.iter().chain(python).cloned().collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, before| {
+            let is_apart = next.start > before.end;
+            before.end = if is_apart { before.end } else { before.end.max(next.end) };
+            !is_apart
+        });
+        ranges
     }
 }
 
@@ -155,7 +173,12 @@ pub enum NotRead {
 /// # Errors
 /// [`NotRead`].
 pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap, NotRead> {
-    read_by(&mut Pages::new(memory), space, version, &mut None).map(|(heap, ..)| heap)
+    let mut pages = Pages::new(memory);
+    let (mut heap, _, arenas) = read_by(&mut pages, space, version, &mut None)?;
+    if space.has_python {
+        heap.python = Some(pools::arenas(&mut pages, space, &arenas, &heap.mapped));
+    }
+    Ok(heap)
 }
 
 /// Reads the heap, and counts its blocks by type and size if `types` is given. Also returns the addresses of its

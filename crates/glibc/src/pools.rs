@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::Space;
+use crate::arena::HEAP;
 use crate::pages::{Pages, word};
 use crate::tally::Tally;
 use crate::types::{Types, words_of};
@@ -19,6 +20,8 @@ const MOST_BLOCKS: usize = (POOLS[1] - HEADER) / STEP;
 /// Number of bytes per read, and how often a pool that changes while it is read is read again.
 const WINDOW: u64 = 256 << 10;
 const ATTEMPTS: usize = 3;
+/// Maximum number of ranges of pools that are listed. Neighbouring pools are in one range.
+const MOST_RANGES: usize = 1 << 12;
 
 /// The memory of Python's small-object allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +38,37 @@ pub struct Pools {
     pub inconsistent_bytes: u64,
 }
 
+/// Python's arenas: the memory of its pools, which comes from mmap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PythonArenas {
+    /// The pools with blocks in use.
+    pub pools: Pools,
+    /// Where pools are, also those whose blocks are all free again. In order, with neighbouring pools in one range.
+    pub ranges: Vec<Range<u64>>,
+    /// Their pages in memory, bytes.
+    pub resident_bytes: u64,
+}
+
+/// What was found so far.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) pools: Pools,
+    pub(crate) tally: Tally,
+    ranges: Vec<Range<u64>>,
+}
+
+impl Found {
+    /// Notes where a pool is.
+    fn note_place(&mut self, at: u64, bytes: usize) {
+        let end = at.saturating_add(bytes as u64);
+        if let Some(last) = self.ranges.last_mut().filter(|last| last.end == at) {
+            last.end = end;
+        } else if self.ranges.len() < MOST_RANGES {
+            self.ranges.push(at..end);
+        }
+    }
+}
+
 /// A pool, by its header.
 #[derive(Clone, Copy)]
 struct Pool {
@@ -49,7 +83,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Parses the header of a pool at address `at`; `None` if there is no pool.
+    /// Parses the header of a pool at address `at`; `None` if there is no pool, or if it was never used.
     fn parse(bytes: &[u8], at: u64) -> Option<Self> {
         let half = |at: usize| (word(bytes, at / 8 * 8) >> (at % 8 * 8)) as u32 as usize;
         let (used, class, next, last) = (half(0), half(36), half(40), half(44));
@@ -57,8 +91,8 @@ impl Pool {
         let pool_bytes = POOLS.into_iter().find(|bytes| *bytes == last.saturating_add(size))?;
         let begun = next.checked_sub(HEADER)? / size;
         let is_one = HEADER + begun * size == next
-            && begun <= (pool_bytes - HEADER) / size
-            && (1..=begun).contains(&used)
+            && (1..=(pool_bytes - HEADER) / size).contains(&begun)
+            && used <= begun
             && at.is_multiple_of(pool_bytes as u64);
         is_one.then_some(Self { bytes: pool_bytes, size, used, begun, free: word(bytes, 8) })
     }
@@ -78,18 +112,39 @@ impl Pool {
     }
 }
 
-/// Counts the blocks in use in all pools.
-pub(crate) fn count(pages: &mut Pages, space: &Space, heaps: &[u64], types: &mut Types) -> (Pools, Tally) {
-    let (mut pools, mut tally) = (Pools::default(), Tally::default());
-    let is_other = |range: &&Range<u64>| !heaps.contains(&range.start);
-    for range in space.anonymous.iter().filter(is_other) {
-        of_range(pages, range, types, (&mut pools, &mut tally));
-    }
-    (pools, tally)
+/// Finds Python's arenas. `bases`: the addresses of glibc's arenas; `large`: its large blocks.
+pub(crate) fn arenas(pages: &mut Pages, space: &Space, bases: &[u64], large: &[Range<u64>]) -> PythonArenas {
+    let Found { pools, ranges, .. } = count(pages, space, (bases, large), &mut None);
+    let resident_bytes = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(pages.present_bytes(range)));
+    PythonArenas { pools, ranges, resident_bytes }
 }
 
-fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Types, sums: (&mut Pools, &mut Tally)) {
-    let (pools, tally) = sums;
+/// Counts the blocks in use in all pools, by type if `types` is given. glibc's arenas (by their addresses, `bases`) and
+/// its `large` blocks, in order, are left out.
+pub(crate) fn count(
+    pages: &mut Pages,
+    space: &Space,
+    (bases, large): (&[u64], &[Range<u64>]),
+    types: &mut Option<Types>,
+) -> Found {
+    let mut found = Found::default();
+    let is_other = |range: &&Range<u64>| !bases.iter().any(|base| base & !(HEAP - 1) == range.start);
+    for range in space.anonymous.iter().filter(is_other) {
+        let mut at = range.start;
+        let first = large.partition_point(|block| block.end <= range.start);
+        for block in large[first..].iter().take_while(|block| block.start < range.end) {
+            of_range(pages, &(at..block.start), types, &mut found);
+            at = at.max(block.end);
+        }
+        of_range(pages, &(at..range.end), types, &mut found);
+    }
+    found
+}
+
+fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Option<Types>, found: &mut Found) {
+    if range.is_empty() {
+        return;
+    }
     let (mut buffer, mut again) = (vec![0; WINDOW as usize], [0; POOLS[1]]);
     let (page, mut at) = (pages.page_bytes, range.start);
     while at < range.end {
@@ -106,19 +161,25 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Types, sums: (&mu
                 at += page;
                 continue;
             };
+            if pool.used == 0 {
+                found.note_place(at, pool.bytes);
+                at += pool.bytes as u64;
+                continue;
+            }
             // The next window begins with this pool.
             if here.len() < pool.bytes && at > start {
                 break;
             }
+            found.note_place(at, pool.bytes);
             let again = &mut again[..pool.bytes];
-            let known = here.get(..pool.bytes).is_some_and(|whole| note(pages, types, (pool, whole, at), pools, tally));
+            let known = here.get(..pool.bytes).is_some_and(|whole| note(pages, types, (pool, whole, at), found));
             let is_known = known
                 || (0..ATTEMPTS).any(|_| {
                     read_present(pages, at, again);
-                    let pool = Pool::parse(again, at).filter(|now| now.bytes == pool.bytes);
-                    pool.is_some_and(|pool| note(pages, types, (pool, again, at), pools, tally))
+                    let pool = Pool::parse(again, at).filter(|now| now.bytes == pool.bytes && now.used > 0);
+                    pool.is_some_and(|pool| note(pages, types, (pool, again, at), found))
                 });
-            pools.inconsistent_bytes += if is_known { 0 } else { pool.bytes as u64 };
+            found.pools.inconsistent_bytes += if is_known { 0 } else { pool.bytes as u64 };
             at += pool.bytes as u64;
         }
     }
@@ -137,10 +198,9 @@ fn read_present(pages: &mut Pages, at: u64, buffer: &mut [u8]) {
 /// Counts the blocks of a pool. Returns whether the pool is consistent.
 fn note(
     pages: &mut Pages,
-    types: &mut Types,
+    types: &mut Option<Types>,
     (pool, bytes, at): (Pool, &[u8], u64),
-    pools: &mut Pools,
-    tally: &mut Tally,
+    found: &mut Found,
 ) -> bool {
     let Some(free) = pool.free(bytes, at) else { return false };
     let mut used = Blocks::default();
@@ -148,11 +208,12 @@ fn note(
         let start = HEADER + block * pool.size;
         let words = words_of(&bytes[start..start + pool.size]);
         used.note(pool.size as u64);
-        tally.note(types.python(pages, &words), pool.size as u64);
+        let of_type = types.as_mut().and_then(|types| types.python(pages, &words));
+        found.tally.note(of_type, pool.size as u64);
     }
-    pools.pools += 1;
-    pools.inuse_blocks += used.count;
-    pools.inuse_bytes += used.bytes;
-    pools.free_bytes += pool.bytes as u64 - used.bytes;
+    found.pools.pools += 1;
+    found.pools.inuse_blocks += used.count;
+    found.pools.inuse_bytes += used.bytes;
+    found.pools.free_bytes += pool.bytes as u64 - used.bytes;
     true
 }

@@ -153,6 +153,7 @@ pub(crate) fn process() -> (Process, Space) {
         heap: Some(HEAP / PAGE * PAGE..HEAP + all),
         anonymous: vec![FIRST..FIRST + SIZE_OF_HEAPS, SECOND..SECOND + 0x1000, LARGE..LARGE + 0x8000],
         threads: 2,
+        has_python: false,
     };
     (process, space)
 }

@@ -34,6 +34,8 @@ pub struct ArenaRequest {
     pub version: u32,
     /// How long reading may take. What has not been read by then is reported as such.
     pub longest: Duration,
+    /// Whether to look for Python's arenas, if there is an interpreter.
+    pub with_python: bool,
 }
 
 /// What was found, and the CPU time that reading took.
@@ -60,16 +62,22 @@ fn answer(wanted: ArenaRequest) -> Answer {
     (heap, thread_cpu_time().saturating_sub(begun))
 }
 
-fn read(ArenaRequest { pid, start_ns, version, longest }: ArenaRequest) -> Option<Heap> {
+fn read(ArenaRequest { pid, start_ns, version, longest, with_python }: ArenaRequest) -> Option<Heap> {
     let deadline = Instant::now() + longest;
     let content = File::open(format!("/proc/{pid}/mem")).ok()?;
     let mut memory = Target { content, pages: Pages::of(pid)?, deadline };
     let mut text = Vec::new();
     File::open(format!("/proc/{pid}/maps")).ok()?.take(MOST_TEXT_BYTES).read_to_end(&mut text).ok()?;
     let stat = Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let space = Space { threads: stat.threads.into(), ..space(&String::from_utf8_lossy(&text)) };
+    let space = space(&String::from_utf8_lossy(&text));
+    let space = Space { threads: stat.threads.into(), has_python: space.has_python && with_python, ..space };
     let heap = heapbpf_glibc::read(&mut memory, &space, version);
-    heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()
+    let mut heap = heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()?;
+    // Once time is up, arenas look as if they were not there.
+    if Instant::now() >= deadline {
+        heap.python = None;
+    }
+    Some(heap)
 }
 
 /// The memory of a process. Reads fail after the deadline.
@@ -119,6 +127,12 @@ pub(crate) fn is_libc(path: &str) -> bool {
     name.starts_with("libc.so.6") || name.starts_with("libc-2.")
 }
 
+/// Whether a path is that of a Python interpreter.
+pub(crate) fn is_python(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name.starts_with("python") || name.starts_with("libpython")
+}
+
 /// Where a process has its heap, variables and anonymous memory. The variables are those of glibc's library, or those
 /// of the program if no such library is mapped.
 pub(crate) fn space(text: &str) -> Space {
@@ -126,7 +140,7 @@ pub(crate) fn space(text: &str) -> Space {
     let program = mappings.iter().map(|it| it.name).find(|name| name.starts_with('/'));
     let has_libc = mappings.iter().any(|it| is_libc(it.name));
     let is_wanted = |name: &str| if has_libc { is_libc(name) } else { Some(name) == program };
-    let mut space = Space::default();
+    let mut space = Space { has_python: mappings.iter().any(|it| is_python(it.name)), ..Space::default() };
     for (k, it) in mappings.iter().enumerate().filter(|(_, it)| it.is_writable) {
         let range = it.range.clone();
         match it.name {
@@ -176,6 +190,9 @@ x-7f0000031000 rw-p 00000000 00:00 0
         let lines: Vec<&str> = text.lines().filter(|line| !line.contains("libc")).collect();
         assert_eq!(space(&lines.join("\n")).data.first(), Some(&(0x40_0000..0x40_2000)), "a static program");
         assert_eq!(space("\n \n-\n0-1").data, []);
+        let interpreter = text.replace("/usr/bin/x", "/usr/bin/python3.11");
+        let module = text.replace("/usr/bin/x", "/usr/lib/python3/x.so");
+        assert_eq!([text, &*interpreter, &*module].map(|text| space(text).has_python), [false, true, false]);
     }
 
     /// What the child process runs. It prints glibc's own figures for its heap: bytes in use, free, in large blocks and
@@ -218,7 +235,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
     fn of(child: &Child) -> Heap {
         let pid = child.id();
         let start_ns = Stat::read(pid).expect("it runs").start_ns;
-        let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
+        let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST, with_python: true };
         ArenaReader::default().read(wanted).expect("it answers").0.expect("glibc's heap")
     }
 
@@ -251,7 +268,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
             let Some(pid) = pid else { return };
             let start_ns = Stat::read(pid).expect("it runs").start_ns;
             for _ in 0..5 {
-                let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST };
+                let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST, with_python: true };
                 let (heap, took) = ArenaReader::default().read(wanted).expect("it answers");
                 println!("{took:?}: {:?}", heap.map(|heap| Heap { mapped: Vec::new(), ..heap }));
             }

@@ -113,6 +113,7 @@ fn read(CensusRequest { pid, start_ns, longest }: CensusRequest) -> Result<Taken
     let space = Space { threads: threads.into(), ..arenas::space(&String::from_utf8_lossy(&text)) };
     let target = Target { content, pages: Pages::of(pid).ok_or(NotTaken::Denied)?, deadline: begun + longest };
     let maps: Vec<MapEvent> = maps.into_iter().filter(is_data).collect();
+    let is_python = |map: &MapEvent| arenas::is_python(&String::from_utf8_lossy(file_name(map)));
     let files = Files { data: maps.iter().map(range).collect(), has_python: maps.iter().any(is_python) };
     let mut memory = Mapped { target, is_late: false, files: maps.into_iter().map(|map| (map, None)).collect() };
     let census = heapbpf_glibc::census(&mut memory, &space, version, &files);
@@ -156,11 +157,6 @@ fn has(map: &MapEvent, prot: i32) -> bool {
 fn is_data(map: &MapEvent) -> bool {
     let is_private = map.flags & libc::MAP_PRIVATE as u32 != 0;
     map.inode != 0 && is_private && has(map, libc::PROT_READ) && !has(map, libc::PROT_EXEC)
-}
-
-fn is_python(map: &MapEvent) -> bool {
-    let name = file_name(map);
-    name.starts_with(b"python") || name.starts_with(b"libpython")
 }
 
 /// Version of a process's glibc, from the banner in the library, or in the program if no library is mapped.

@@ -3,8 +3,8 @@
 //!
 //! The kernel merges neighbouring mappings that are alike. So one mapping may be a thread's stack and whatever was
 //! mapped above it, or a glibc arena and whatever was mapped below it. These are divided at the end of the stack or
-//! arena, by the pages that are present (`/proc/PID/pagemap`). Other mappings are classified as a whole by their name,
-//! their permissions and the sampled blocks in them.
+//! arena, by the pages that are present (`/proc/PID/pagemap`), and so are ranges that are known to belong to a heap.
+//! Other mappings are classified as a whole by their name, their permissions and the sampled blocks in them.
 //!
 //! Targets control names and layout of their mappings, so the text is read line by line, with bounds.
 
@@ -80,11 +80,11 @@ fn sums_in(status: &[u8]) -> Option<Resident> {
 }
 
 /// Resident memory of the process that started at `start_ns` (CLOCK_BOOTTIME). `blocks` are addresses of blocks that
-/// allocators returned. `large` are whole mappings that glibc uses for large blocks, in order. `None` if the process
-/// has exited, or if its mappings cannot be read.
-pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, large: &[Range<u64>]) -> Option<Resident> {
-    // A block in a mapping of its own says nothing about other memory that the kernel has merged with it.
-    blocks.retain(|address| overlapping(large, &(*address..address.saturating_add(1))).is_empty());
+/// allocators returned. `heaps` are ranges that are known to belong to heaps, such as large blocks of glibc, in order.
+/// `None` if the process has exited, or if its mappings cannot be read.
+pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, heaps: &[Range<u64>]) -> Option<Resident> {
+    // A block in such a range says nothing about other memory that the kernel has merged with it.
+    blocks.retain(|address| overlapping(heaps, &(*address..address.saturating_add(1))).is_empty());
     blocks.sort_unstable();
     let mut places = stack_pointers(pid);
     places.sort_unstable();
@@ -92,7 +92,7 @@ pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, large: &[Range<u64>]) -
     let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
     // The PID may have been reused while the files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let resident = sum(&mappings, &KnownMemory { blocks: &blocks, large, stacks: &places }, pages.as_ref());
+    let resident = sum(&mappings, &KnownMemory { blocks: &blocks, heaps, stacks: &places }, pages.as_ref());
     Some(resident).filter(|resident| resident.total_bytes() > 0)
 }
 
@@ -245,15 +245,15 @@ fn overlapping<'r>(ranges: &'r [Range<u64>], range: &Range<u64>) -> &'r [Range<u
 struct KnownMemory<'k> {
     /// Addresses of blocks.
     blocks: &'k [u64],
-    /// Mappings of large blocks.
-    large: &'k [Range<u64>],
+    /// Ranges of heaps.
+    heaps: &'k [Range<u64>],
     /// Stack pointers.
     stacks: &'k [u64],
 }
 
 /// Adds up the mappings. Without `pages`, no mapping is divided.
 fn sum(mappings: &[Mapping], known: &KnownMemory, pages: Option<&Pages>) -> Resident {
-    let KnownMemory { blocks, large, stacks } = *known;
+    let KnownMemory { blocks, heaps, stacks } = *known;
     let mut sum = Resident { pss_bytes: Some(0), ..Resident::default() };
     let mut divided = 0;
     for (k, mapping) in mappings.iter().enumerate() {
@@ -274,8 +274,8 @@ fn sum(mappings: &[Mapping], known: &KnownMemory, pages: Option<&Pages>) -> Resi
                 rest.start = stack.end;
                 take(stack, &mut sum.stacks_bytes);
             }
-            for block in overlapping(large, &rest) {
-                take(block.start.max(rest.start)..block.end.min(rest.end), &mut sum.heap_bytes);
+            for heap in overlapping(heaps, &rest) {
+                take(heap.start.max(rest.start)..heap.end.min(rest.end), &mut sum.heap_bytes);
             }
         }
         let part = match mapping.kind {
@@ -369,7 +369,7 @@ Rss:                   4 kB
     #[test]
     fn mappings_are_added_up_by_what_they_are_for() {
         let mappings = parse(SMAPS.as_bytes()).expect("memory can be read");
-        let known = KnownMemory { blocks: &[0x7f00_1020_0010], stacks: &[0x7f00_1000_ff00], large: &[] };
+        let known = KnownMemory { blocks: &[0x7f00_1020_0010], stacks: &[0x7f00_1000_ff00], heaps: &[] };
         let found = sum(&mappings, &known, None);
         let kib = |kib: u64| kib * 1024;
         let expected = Resident {
@@ -430,7 +430,7 @@ Rss:                   4 kB
         let line = format!("{:x}-{:x} rw-p 0 0:0 0 \nRss: {} kB\n", start, start + (3 << 20), 3 << 10);
         let (mappings, pages) = (parse(line.as_bytes()).expect("text"), Pages::of(std::process::id()));
         let large = [start - page..start - 1, start + (1 << 20)..start + (2 << 20)];
-        let found = sum(&mappings, &KnownMemory { large: &large, ..KnownMemory::default() }, pages.as_ref());
+        let found = sum(&mappings, &KnownMemory { heaps: &large, ..KnownMemory::default() }, pages.as_ref());
         assert_eq!((found.heap_bytes, found.other_bytes), (1 << 20, 2 << 20));
         assert_eq!(overlapping(&large, &(0..start - page)), &[]);
     }

@@ -24,7 +24,7 @@ pub use losses::{LossBound, Losses, Unread};
 pub use placement::Placement;
 pub use process::{Member, Process};
 pub use profile::Profile;
-pub use resident::{HEAP, OTHER, Resident, UNDIVIDED};
+pub use resident::{HEAP, OTHER, PythonArenas, Resident, UNDIVIDED};
 pub use row::{InMemory, Row};
 pub use row_key::RowKey;
 pub use stack::{Frame, GO_RUNTIME, Module, SharedFrames, Stack};

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, Stack};
+use super::model::{
+    Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, PythonArenas, Resident, Row, RowKey, Stack,
+};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if requested, whether it ended, whether its memory in use is unknown, and since when it is
@@ -136,6 +138,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
             at_attach_bytes: Some(0),
             growth_per_minute: Some(0),
             glibc: Some(Glibc::nothing()),
+            python: Some(PythonArenas::default()),
             ..Resident::default()
         }),
         ..Process::default()

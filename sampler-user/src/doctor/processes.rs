@@ -80,21 +80,20 @@ impl ProcessAudit {
     /// Records large anonymous memory outside known heaps, unless the heap of its runtime is already reported. Only the
     /// heaps of C libraries can be told from other memory without samples.
     fn look_at_memory(&mut self, process: &ProcessInfo) {
-        let has_own_heap = self.missing.iter().chain(&self.limits).any(|missing| missing.what.contains("own heap"));
-        let is_of_libc = |name: &String| ["glibc", "musl"].iter().any(|libc| name.starts_with(libc));
-        if has_own_heap || !self.allocators.iter().all(is_of_libc) {
+        if self.missing.iter().chain(&self.limits).any(|missing| missing.what.contains("own heap")) {
             return;
         }
         let Some(resident) = resident::of(process.pid, process.start_ns, Vec::new(), &[]) else { return };
         let is_much = |bytes: &u64| *bytes >= MUCH_BYTES && *bytes as f64 >= MUCH * resident.total_bytes() as f64;
         self.unaccounted_bytes = Some(resident.other_bytes).filter(is_much);
-        self.limits.extend(self.unaccounted_bytes.map(|bytes| {
-            let what = format!("{} of anonymous memory", units::bytes(bytes as f64));
-            Missing::new(
-                what,
-                "in no known heap; a runtime's own memory, which no recording sees, or blocks of at least 128 KiB from before",
-            )
-        }));
+        let Some(bytes) = self.unaccounted_bytes else { return };
+        let is_other = |name: &&str| !["glibc", "musl"].iter().any(|libc| name.starts_with(libc));
+        let others = self.allocators.iter().map(String::as_str).filter(is_other).collect::<Vec<_>>().join(", ");
+        let before =
+            if others.is_empty() { "blocks of at least 128 KiB".to_owned() } else { format!("blocks of {others}") };
+        let why =
+            format!("in no known heap; a runtime's own memory, which no recording sees, or {before} from before");
+        self.limits.push(Missing::new(format!("{} of anonymous memory", units::bytes(bytes as f64)), why));
     }
 }
 

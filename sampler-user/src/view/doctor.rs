@@ -68,7 +68,13 @@ fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
     let mut lines = vec![Style::Bold.paint(&format!("{} processes", processes.len()), color)];
     let (partly, whole): (Vec<_>, Vec<_>) = processes.iter().partition(|process| !process.missing.is_empty());
     let without = whole.iter().filter(|process| process.allocators.is_empty()).count();
-    lines.push(format!("  ✓ {} complete", whole.len() - without));
+    let is_unaccounted =
+        |process: &&&ProcessAudit| !process.allocators.is_empty() && process.unaccounted_bytes.is_some();
+    let unaccounted = whole.iter().filter(is_unaccounted).count();
+    lines.push(format!("  ✓ {} complete", whole.len() - without - unaccounted));
+    if unaccounted > 0 {
+        lines.push(format!("  – {unaccounted} with much memory in no known heap"));
+    }
     if without > 0 {
         lines.push(format!("  – {without} without an allocator to hook"));
     }
@@ -298,12 +304,14 @@ mod tests {
         let mut processes: Vec<ProcessAudit> = (0..8).map(|pid| process(pid, "worker", ifunc())).collect();
         processes.extend((20..30).map(|pid| process(pid, "whole", Vec::new())));
         processes.push(ProcessAudit { allocators: Vec::new(), ..process(40, "static", Vec::new()) });
+        processes.push(ProcessAudit { unaccounted_bytes: Some(30 << 20), ..process(50, "cache", Vec::new()) });
         let kernel = KernelAudit { release: "6.1.0".into(), link: None, checks: Vec::new() };
         let text = diagnosis(&Diagnosis::new(kernel, processes), 200, false);
-        let expected = "19 processes\n  ✓ 10 complete\n  – 1 without an allocator to hook\n  ! 8 of which something would be missed\n  \
+        let expected = "20 processes\n  ✓ 10 complete\n  – 1 with much memory in no known heap\n  \
+                        – 1 without an allocator to hook\n  ! 8 of which something would be missed\n  \
                         ! valloc: an IFUNC: worker (0), worker (1), worker (2), worker (3), worker (4), 3 more\n\nKernel 6.1.0\n";
         assert!(text.starts_with(expected), "{text}");
-        assert_eq!(text.matches("\nProcess ").count(), 8, "what is marked follows: {text}");
+        assert_eq!(text.matches("\nProcess ").count(), 9, "what is marked follows: {text}");
         assert!(text.contains("\n11 more processes, of which nothing would be missed: "), "{text}");
     }
 

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use heapbpf_tests::environment::{heapbpf, programs_dir, skipped, tool, turn};
+use heapbpf_tests::output;
 use heapbpf_tests::program::{program_with, program_without_libc};
+use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
@@ -132,6 +134,17 @@ fn python_objects_are_counted_by_type() {
     assert_eq!((sessions, baskets), (3_000, 2_000), "{found}");
     assert!(notes >= 1_000, "{found}");
     assert_eq!(found["inconsistent_bytes"], 0, "{found}");
+    // A recording finds the same in Python's arenas, which are part of its heap.
+    let outcome = Recorder::of(target.pid(), 1 << 20).start().stop();
+    let profile: Value = output::read(&outcome.file("profile.json"));
+    let resident = &profile["processes"][0]["resident"];
+    let (python, glibc) = (&resident["python"], &resident["glibc"]);
+    assert_eq!((&python["in_use"], &python["inconsistent"]), (&found["python_small_bytes"], &0.into()), "{resident}");
+    let bytes = |of: &Value| of.as_u64().unwrap_or_else(|| panic!("no number in {resident}"));
+    // Both are read one after the other, and may release pages meanwhile.
+    let parts = bytes(&python["resident"]) + bytes(&glibc["resident"]);
+    assert!(bytes(&python["resident"]) >= bytes(&python["in_use"]), "{resident}");
+    assert!(bytes(&resident["heap"]) + (1 << 20) >= parts, "{resident}");
 }
 
 #[test]

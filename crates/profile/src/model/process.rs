@@ -10,6 +10,9 @@ use super::placement::Placement;
 use super::resident::Resident;
 use super::row::Row;
 
+/// What is missing of a process in which Python's small objects are not counted.
+const PYTHONS_HEAP: &str = "Python's own heap";
+
 /// A process in a profile, or several processes of one program whose rows were merged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
@@ -95,20 +98,30 @@ impl Process {
     /// Whether all recorded blocks are glibc's and none is missing, so that its arenas tell what else is in use. Beside
     /// inline hooks, mappings (`--mmap`) are recorded, too, and are not in its heap.
     pub fn is_followed_in_glibc(&self) -> bool {
-        let is_glibc = |name: &String| name.starts_with("glibc ") || name == "Rust global allocator";
         let has_gap = self.inuse_since.is_some() || self.was_unseen() || self.lacks_exact_mappings();
-        !has_gap && !self.allocators.is_empty() && self.allocators.iter().all(is_glibc)
+        !has_gap && !self.allocators.is_empty() && self.other_allocators().next().is_none()
+    }
+
+    /// Names of its allocators with heaps of their own beside glibc's, in which nothing marks an unused mapping.
+    pub fn other_allocators(&self) -> impl Iterator<Item = &str> {
+        let is_other = |name: &&str| !name.starts_with("glibc ") && *name != "Rust global allocator";
+        self.allocators.iter().flat_map(|names| names.split(", ")).filter(is_other)
     }
 
     /// Share of its anonymous memory, without stacks, that lies in heaps of allocators whose calls are counted. `None`
     /// if that was not measured, or if its runtime's own heap is read.
     pub fn memory_coverage(&self) -> Option<f64> {
-        let share = self.resident?.heap_share()?;
-        match self.hook {
-            Some(Hook::GoRuntime) => None,
-            Some(_) => Some(share),
-            None => Some(0.0),
-        }
+        let resident = self.resident.filter(|_| self.hook != Some(Hook::GoRuntime))?;
+        let counted = self.counted_heap_bytes() as f64 / resident.heap_bytes.max(1) as f64;
+        Some(resident.heap_share()? * counted)
+    }
+
+    /// Resident memory in heaps of allocators whose calls are counted, bytes; 0 if it was not measured.
+    pub fn counted_heap_bytes(&self) -> u64 {
+        let Some(resident) = self.resident.filter(|_| self.hook.is_some()) else { return 0 };
+        let is_uncounted = self.missing.iter().any(|missing| missing.what.starts_with(PYTHONS_HEAP));
+        let uncounted = resident.python.filter(|_| is_uncounted).map_or(0, |python| python.resident_bytes);
+        resident.heap_bytes.saturating_sub(uncounted)
     }
 
     /// Number of processes that it stands for: 1, unless processes were merged.

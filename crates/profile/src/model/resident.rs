@@ -12,12 +12,41 @@ pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
 pub const UNDIVIDED: &str = "anonymous";
 
+/// Arenas of CPython's small objects, which it gets by mmap: no part of glibc's heap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PythonArenas {
+    /// Blocks in use.
+    pub blocks: u64,
+    /// Sizes of these blocks, in bytes.
+    #[serde(rename = "in_use")]
+    pub inuse_bytes: u64,
+    /// Parts that contradict themselves, in bytes. Their blocks are not counted.
+    #[serde(rename = "inconsistent")]
+    pub inconsistent_bytes: u64,
+    /// Resident memory of the arenas, in bytes.
+    #[serde(rename = "resident")]
+    pub resident_bytes: u64,
+}
+
+impl PythonArenas {
+    /// Adds the arenas of another process.
+    fn with(self, other: &Self) -> Self {
+        Self {
+            blocks: self.blocks.saturating_add(other.blocks),
+            inuse_bytes: self.inuse_bytes.saturating_add(other.inuse_bytes),
+            inconsistent_bytes: self.inconsistent_bytes.saturating_add(other.inconsistent_bytes),
+            resident_bytes: self.resident_bytes.saturating_add(other.resident_bytes),
+        }
+    }
+}
+
 /// Resident memory of a process by purpose, in bytes. The parts do not overlap, so their sum is what the kernel counts
 /// as resident (`Rss` in proc(5)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resident {
-    /// Heaps of allocators: the main heap, arenas, and other mappings that contain sampled blocks.
+    /// Heaps of allocators: the main heap, arenas (also Python's), and other mappings that contain sampled blocks.
     #[serde(rename = "heap")]
     pub heap_bytes: u64,
     /// Mapped files, including their pages that the process has written to.
@@ -63,6 +92,9 @@ pub struct Resident {
     /// Memory by glibc's own records; `None` if its arenas were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glibc: Option<Glibc>,
+    /// Python's arenas, which are in the heap's part; `None` if they were not looked for, or if there is no Python.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub python: Option<PythonArenas>,
     /// Whether this is the last reading of a process that has ended since.
     #[serde(rename = "before_end", skip_serializing_if = "std::ops::Not::not")]
     pub is_before_end: bool,
@@ -121,6 +153,7 @@ impl Resident {
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
             growth_per_minute: self.growth_per_minute.zip(other.growth_per_minute).map(|(a, b)| a.saturating_add(b)),
             glibc: self.glibc.zip(other.glibc).map(|(a, b)| a.with(&b)),
+            python: self.python.zip(other.python).map(|(a, b)| a.with(&b)),
             is_before_end: self.is_before_end || other.is_before_end,
         };
     }
@@ -159,6 +192,12 @@ mod tests {
         assert_eq!((sum.total_bytes(), sum.at_attach_bytes), (2046, Some(200)));
         sum.add(&Resident::default());
         assert_eq!(sum.at_attach_bytes, None);
+        let arenas = PythonArenas { blocks: 3, inuse_bytes: 96, inconsistent_bytes: 0, resident_bytes: 4096 };
+        let mut python = Resident { python: Some(arenas), ..one };
+        python.add(&Resident { python: Some(arenas), ..one });
+        assert_eq!(python.python.map(|sum| (sum.blocks, sum.inuse_bytes, sum.resident_bytes)), Some((6, 192, 8192)));
+        python.add(&one);
+        assert_eq!(python.python, None, "not all are known");
         assert_eq!(one.heap_share(), Some(1000.0 / 1003.0));
         let rough = Resident { undivided_bytes: 7, hugetlb_bytes: 5, swapped_bytes: 6, ..one };
         assert_eq!((rough.total_bytes(), rough.heap_share(), Resident::default().heap_share()), (1030, None, None));

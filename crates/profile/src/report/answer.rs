@@ -1,19 +1,17 @@
 //! The answer at the top of a report about one process, after the totals and their error bars: where memory is used,
 //! whether it grows, what was missed, and what to do next.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use super::chain::Call;
-use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
-use super::summary::{given_up, listed_in};
+use super::summary::{listed_in, missed};
 use super::suspects::{Suspect, SuspectFindings, Why, ages, find, rate};
 use super::{Context, ReportOptions, plural};
 use crate::model::Profile;
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
-use heapbpf_audit::Missing;
 use heapbpf_statistics::estimate::Estimate;
 use serde::Serialize;
 
@@ -26,8 +24,6 @@ const NO_FILE: &str = "FILE";
 const FEW_SAMPLES: u64 = 30;
 /// Share of unnamed stacks from which getting names is the first suggestion.
 const UNNAMED: f64 = 0.1;
-/// Text that identifies notes about calls missing from all figures.
-const IS_MISSING: &str = "is missing";
 /// Width of a line's title, in columns.
 const TITLE: usize = 13;
 
@@ -48,26 +44,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     if context.profile.header.live {
         lines.extend(said(context, "growing", &growth(context, &all, &found), Style::Plain));
     }
-    let mut missed = Vec::new();
-    let unaccounted = unaccounted_bytes(context);
-    if unaccounted > 0.0 {
-        let much = units::bytes(unaccounted);
-        missed.push(format!("≥ {much} of other resident memory: a runtime's own heap, or from before the recording"));
-    }
-    missed.extend(given_up(context));
-    let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
-    let not_hooked = not_hooked.map(|missing| &*missing.what);
-    // That has already been reported.
-    let (mut known, reported) = (HashSet::new(), [Missing::UNSEEN, Missing::EXACT_MAPPINGS]);
-    let not_hooked: Vec<&str> = not_hooked.filter(|what| !reported.contains(what) && known.insert(*what)).collect();
-    if let [first, rest @ ..] = not_hooked.as_slice() {
-        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        missed.push(format!("{first}{more} (heapbpf doctor)"));
-    }
-    let remarks = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
-    if remarks > 0 {
-        missed.push(format!("see {} below", plural(remarks, "remark")));
-    }
+    let missed = missed(context);
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));
     } else {

@@ -28,9 +28,10 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
             let amount =
                 if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
             let (blocks, free) = (plural(glibc.blocks, "block"), free(glibc));
-            if entry.is_idle() {
-                let rest = signed(rest(resident.heap_bytes as f64, glibc, glibc.inuse_bytes as f64));
-                format!("the heap = {amount} in use in {blocks} + {free} free inside glibc{rest}")
+            if entry.is_idle() || resident.python.is_some() {
+                let rest = signed(rest(without_python(resident), glibc, glibc.inuse_bytes as f64));
+                let python = of_python(resident);
+                format!("the heap = {amount} in use in {blocks} + {free} free inside glibc{python}{rest}")
             } else {
                 format!("of glibc's heap, {amount} is in use in {blocks}; {free} is free inside glibc")
             }
@@ -47,6 +48,10 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
     }
     if !glibc.exact && glibc.inuse_bounds() == (glibc.inuse_bytes as f64, glibc.inuse_bytes as f64) {
         said += "; it changed while it was read, or its large blocks could not be checked";
+    }
+    if entry.is_idle() {
+        let others = super::resident::of_other_allocators(context, entry, resident);
+        said += &others.map_or_else(String::new, |others| format!("; {others}"));
     }
     if let Some(remedy) = remedy(glibc, resident, entry.members(context.profile).count().max(1) as u64) {
         said += &format!("; {remedy}");
@@ -87,13 +92,28 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc, r
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let figure = figure.figure.replace(' ', &TOGETHER.to_string());
     let before = glibc.before(recorded);
-    let rest = rest(resident.heap_bytes as f64, glibc, recorded.bytes.0 + before.estimate);
+    let rest = rest(without_python(resident), glibc, recorded.bytes.0 + before.estimate);
     format!(
-        "the heap = {figure}{bounds} in recorded blocks + {} in older blocks + {} free inside glibc{}",
+        "the heap = {figure}{bounds} in recorded blocks + {} in older blocks + {} free inside glibc{}{}",
         with_bounds(&before),
         free(glibc),
+        of_python(resident),
         signed(rest)
     )
+}
+
+/// What Python's arenas are used for: two parts that add up to their resident memory; empty if there are none.
+fn of_python(resident: &Resident) -> String {
+    let Some(python) = resident.python.filter(|python| python.resident_bytes > 0) else { return String::new() };
+    let inuse = python.inuse_bytes.min(python.resident_bytes);
+    let [inuse, free] = [inuse, python.resident_bytes - inuse].map(|size| bytes(size as f64));
+    let unread = if python.inconsistent_bytes > 0 { " or inconsistent" } else { "" };
+    format!(" + {inuse} in {} of Python + {free} free{unread} in its arenas", plural(python.blocks, "object"))
+}
+
+/// Resident memory of the heap without Python's arenas, bytes.
+fn without_python(resident: &Resident) -> f64 {
+    resident.heap_bytes as f64 - resident.python.map_or(0.0, |python| python.resident_bytes as f64)
 }
 
 /// The parts that are not 0, each with its sign.

@@ -234,7 +234,7 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     let memory = [
         has(|_| true).then_some(("RESIDENT", (|it| size_text(it.total_bytes())) as fn(&Resident) -> String)),
         has(|it| it.growth_per_minute.is_some()).then_some(("PER MINUTE", |it| it.growth_text())),
-        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", |it| size_text(it.other_bytes))),
+        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", not_seen_text)),
         has(|it| it.swapped_bytes > 0).then_some(("SWAPPED", |it| size_text(it.swapped_bytes))),
         (by == GroupBy::Cgroup && has(|it| it.cgroup_bytes.is_some()))
             .then_some(("CGROUP'S", |it| size_text(it.cgroup_bytes.unwrap_or(0)))),
@@ -247,8 +247,10 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         let inline = if entry.is_inline(profile) { " inline" } else { "" };
         let name = if brief { context.width / 4 } else { context.width / 3 };
         let mut cells = vec![clip(&entry.name, name) + ended + inline];
+        // Of a process that runs, memory was to be read.
+        let unread = if ended.is_empty() { "unknown" } else { "" };
         for (_, part) in memory.into_iter().flatten() {
-            cells.push(resident.as_ref().map_or_else(String::new, part));
+            cells.push(resident.as_ref().map_or_else(|| unread.to_owned(), part));
         }
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
@@ -291,6 +293,15 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
 /// A size, or nothing for none.
 fn size_text(bytes: u64) -> String {
     if bytes > 0 { units::bytes(bytes as f64) } else { String::new() }
+}
+
+/// Memory in no known heap. It is unknown where memory was not divided into parts.
+fn not_seen_text(resident: &Resident) -> String {
+    match (resident.other_bytes, resident.undivided_bytes) {
+        (other, 0) => size_text(other),
+        (0, _) => "unknown".into(),
+        (other, _) => format!("≥ {}", size_text(other)),
+    }
 }
 
 fn columns(

@@ -144,7 +144,7 @@ fn share_missing(profile: &Profile, note: &str) -> Option<f64> {
         let (heap, others) = (resident.heap_bytes as f64, parts.iter().map(|bytes| *bytes as f64).sum::<f64>());
         all += heap + others;
         if process.missing.iter().any(|it| !it.what.is_empty() && what.starts_with(&it.what)) {
-            missing += if process.hook.is_some() { others } else { heap + others };
+            missing += heap + others - process.counted_heap_bytes() as f64;
         }
     }
     (missing > 0.0).then(|| missing / all)

@@ -12,6 +12,10 @@ use crate::value::Value;
 
 /// Maximum number of programs or processes shown.
 const MOST: usize = 3;
+/// What names of heaps of runtimes have in common.
+const OWN_HEAP: &str = "own heap";
+/// The name of Python's object allocator.
+const PYTHONS: &str = "Python objects";
 
 /// Placeholder for a non-breaking space between a number and its unit.
 pub(super) const TOGETHER: char = '\u{e000}';
@@ -41,7 +45,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
     let text = |(entry, resident): (Entry, Resident)| ResidentText {
         bytes: resident.total_bytes(),
         growth_per_minute: resident.growth_per_minute,
-        parts: parts(&resident).replace(TOGETHER, " "),
+        parts: parts(&context, &entry, &resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes().to_vec(),
         idle: entry.idle().to_vec(),
@@ -69,7 +73,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     }
     let mut lines = vec![context.paint(Style::Bold, "Resident memory")];
     for (entry, resident) in measured.iter().take(MOST) {
-        let sum = format!("{} resident: {}", entry.name, parts(resident));
+        let sum = format!("{} resident: {}", entry.name, parts(context, entry, resident));
         for (first, text) in [("  ", sum), ("    ", heap(context, entry, resident))] {
             let wrapped = wrap(&text, context.width.saturating_sub(first.len() + 2));
             let indented = wrapped.iter().enumerate();
@@ -89,7 +93,8 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     let [(entry, resident)] = measured.as_slice() else { return Vec::new() };
     let of_heap = |glibc| super::glibc::not_recorded(context, entry, resident, glibc);
     let about_heap = resident.glibc.as_ref().map(of_heap).unwrap_or_default();
-    let wrapped = wrap(&large_parts(resident, &about_heap), context.width - 13);
+    let about_other = about_other(context, entry, resident);
+    let wrapped = wrap(&large_parts(resident, (&about_heap, &about_other)), context.width - 13);
     let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
     wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
 }
@@ -111,44 +116,76 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
 const MUCH_BYTES: f64 = (8 << 20) as f64;
 const MUCH: f64 = 0.1;
 
-/// Lower bound of the anonymous resident memory that neither an allocator's heap nor a recorded block explains, in
-/// bytes, summed over all programs. Programs with a known runtime are left out, because the report names that runtime's
-/// heap.
-pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
+/// Anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes: at least the
+/// first figure; and in other programs at most the second, because nothing bounds what they have in use or what their
+/// allocators hold free, or because their memory was not divided into parts. Programs with a known runtime are left out:
+/// the report names that runtime's heap.
+pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
-    let of_entry = |(entry, resident): &(Entry, Resident)| {
-        let has_own_heap = entry
-            .members(profile)
-            .any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
-        let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-        let most_in_use = if entry.is_idle() { 0.0 } else { estimate.high.unwrap_or(f64::INFINITY) };
-        let least = resident.other_bytes as f64 - most_in_use;
-        let is_much = least >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
-        if is_much && !has_own_heap { least } else { 0.0 }
-    };
-    measured(context, GroupBy::Program).iter().map(of_entry).sum()
+    let (mut at_least, mut at_most) = (0.0, 0.0);
+    for (entry, resident) in measured(context, GroupBy::Program) {
+        let has_own_heap = |process: &Process| process.missing.iter().any(|missing| missing.what.contains(OWN_HEAP));
+        if entry.members(profile).any(has_own_heap) {
+            continue;
+        }
+        let is_much = |bytes: f64| bytes >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+        let (inuse, high) = if entry.is_idle() {
+            (0.0, Some(0.0))
+        } else {
+            let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
+            let is_known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+            (estimate.estimate, estimate.high.filter(|_| is_known))
+        };
+        // Other allocators than glibc may hold free memory in mappings that nothing marks.
+        let has_others = entry.members(profile).any(|process| process.other_allocators().next().is_some());
+        let high = high.filter(|_| !has_others);
+        let other = resident.other_bytes as f64;
+        let least = high.map_or(0.0, |high| other - high);
+        let unbounded = if high.is_none() { other } else { 0.0 };
+        let most = unbounded + resident.undivided_bytes as f64 - inuse;
+        if is_much(least) {
+            at_least += least;
+        } else if is_much(most) {
+            at_most += most;
+        }
+    }
+    (at_least, at_most)
 }
 
 /// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The resident memory as a sum, with small parts added to "other". `about_heap` follows the heap.
-fn large_parts(resident: &Resident, about_heap: &str) -> String {
+/// The resident memory as a sum, with small parts added to "other". `about` follows the heap and "other".
+fn large_parts(resident: &Resident, about: (&str, &str)) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
     let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
     large.push((OTHER, rest.iter().map(|(_, size)| size).sum()));
-    sum_of(resident, &large, about_heap)
+    sum_of(resident, &large, about)
 }
 
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
-fn parts(resident: &Resident) -> String {
-    sum_of(resident, &resident.parts(), "")
+fn parts(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    sum_of(resident, &resident.parts(), ("", &about_other(context, entry, resident)))
 }
 
-fn sum_of(resident: &Resident, parts: &[(&str, u64)], about_heap: &str) -> String {
+/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
+fn about_other(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    let missing = entry.members(context.profile).flat_map(|process| &process.missing);
+    let own_heap = missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP));
+    let is_much = resident.other_bytes as f64 >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+    // Details follow in parentheses.
+    let name = own_heap.filter(|_| is_much).and_then(|what| what.split(" (").next());
+    name.map_or_else(String::new, |name| format!(" (perhaps {name})"))
+}
+
+fn sum_of(resident: &Resident, parts: &[(&str, u64)], (about_heap, about_other): (&str, &str)) -> String {
     let part = |(name, size): &(&str, u64)| {
-        let about = if *name == HEAP { about_heap } else { "" };
+        let about = match *name {
+            HEAP => about_heap,
+            OTHER => about_other,
+            _ => "",
+        };
         format!("{name}{TOGETHER}{}{about}", bytes(*size as f64))
     };
     let parts: Vec<String> = parts.iter().filter(|(_, size)| *size > 0).map(part).collect();
@@ -166,7 +203,8 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         return super::glibc::heap(context, entry, resident, glibc);
     }
     if entry.is_idle() {
-        return NOT_COUNTED.into();
+        let others = of_other_allocators(context, entry, resident);
+        return others.map_or_else(|| NOT_COUNTED.into(), |others| format!("{NOT_COUNTED}; {others}"));
     }
     let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
     if resident.is_before_end {
@@ -192,30 +230,58 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let estimate = |value| pool.estimate(profile, value, context.options.confidence);
     // Blocks in use need not be in memory, nor in mappings that are known as a heap.
     let in_memory = pool.knows(profile, Value::ResidentSpace).then(|| estimate(Value::ResidentSpace).low).flatten();
-    let in_heap = (in_memory.unwrap_or(0.0) - resident.other_bytes as f64).max(0.0);
+    let in_memory = in_memory.unwrap_or(0.0);
+    let in_heap = (in_memory - resident.other_bytes as f64).max(0.0);
     let inuse = estimate(Value::InuseSpace).high.unwrap_or(f64::INFINITY);
-    let (least, most) = resident.unused_bytes((in_heap, inuse));
+    let (least, mut most) = resident.unused_bytes((in_heap, inuse));
+    // Nor is a mapping in which nothing was sampled, unless it is glibc's.
+    if entry.members(profile).any(|process| process.other_allocators().next().is_some()) {
+        most = most.max(resident.heap_bytes.saturating_add(resident.other_bytes) as f64 - in_memory);
+    }
     let figure = context.figure(&pool, Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
         Some(older) => {
             // Large blocks, and heaps in which nothing was sampled, are not recognized as such.
-            let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
-            format!("at most {} was there before the recording", bytes(most as f64))
+            match older.min(resident.heap_bytes.saturating_add(resident.other_bytes)) {
+                0 => "what was there before the recording is not in memory".to_owned(),
+                most => format!("at most {} was there before the recording", bytes(most as f64)),
+            }
         }
         None if has_gap => "how much else is in use is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),
     };
+    let held = "is held by the allocator but not in use";
     let unused = if least > 0.0 {
-        format!("between {} and {}", bytes(least), bytes(most))
+        format!("; between {} and {} {held}", bytes(least), bytes(most))
+    } else if most >= 1.0 {
+        format!("; at most {} {held}", bytes(most))
     } else {
-        format!("at most {}", bytes(most))
+        String::new()
     };
     format!(
-        "of the heap, {}{bounds} is in recorded blocks; {before}; {unused} is held by the allocator but not in use",
+        "of the heap, {}{bounds} is in recorded blocks; {before}{unused}",
         figure.figure.replace(' ', &TOGETHER.to_string())
     )
+}
+
+/// How large the heaps of other allocators than glibc may be in processes in which nothing was counted: neither their
+/// names nor sampled blocks tell their mappings from other memory. `None` if there are no such allocators, or if the
+/// memory was not divided into parts.
+pub(super) fn of_other_allocators(context: &Context, entry: &Entry, resident: &Resident) -> Option<String> {
+    let of_glibc = resident.glibc.map_or(0, |glibc| glibc.resident_bytes);
+    let of_python = resident.python.map_or(0, |python| python.resident_bytes);
+    let rest = resident.heap_bytes.saturating_sub(of_glibc).saturating_sub(of_python);
+    let most = rest.saturating_add(resident.other_bytes);
+    let mut names: Vec<&str> = Vec::new();
+    for name in entry.members(context.profile).flat_map(Process::other_allocators) {
+        if !names.contains(&name) && !(name == PYTHONS && resident.python.is_some()) {
+            names.push(name);
+        }
+    }
+    let is_known = most > 0 && resident.undivided_bytes == 0 && !names.is_empty();
+    is_known.then(|| format!("{} has at most {} of the heap and of other memory", names.join(", "), bytes(most as f64)))
 }
 
 /// A size whose number and unit stay on one line.

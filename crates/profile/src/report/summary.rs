@@ -1,16 +1,17 @@
 //! The answer at the top of a report about many processes: which programs hold and allocate how much, how certain that
 //! is, what is missing, and what to do about it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::processes::{Entry, entries};
+use super::resident::unaccounted_bytes;
 use super::{Context, plural};
 use crate::group::GroupBy;
 use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, width};
 use crate::units;
 use crate::value::Value;
-use heapbpf_audit::Hook;
+use heapbpf_audit::{Hook, Missing};
 
 /// Maximum number of programs named.
 const PROGRAMS: usize = 3;
@@ -18,6 +19,8 @@ const PROGRAMS: usize = 3;
 const TITLE: usize = 13;
 /// Maximum number of lines per item.
 const MOST_LINES: usize = 2;
+/// Text that identifies notes about calls missing from all figures.
+const IS_MISSING: &str = "is missing";
 
 /// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
@@ -28,13 +31,42 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         lines.extend(largest(context, &entries, Value::InuseSpace, "holding"));
     }
     lines.extend(largest(context, &entries, Value::AllocSpace, "allocating"));
-    let given_up = given_up(context);
-    if given_up.is_empty() {
+    let missed = missed(context);
+    if missed.is_empty() {
         lines.extend(listed(context, "missed", vec![(Style::Dim, "nothing".into())]));
         return lines;
     }
-    lines.extend(listed(context, "missed", given_up.into_iter().map(|text| (Style::Warning, text)).collect()));
+    lines.extend(listed(context, "missed", missed.into_iter().map(|text| (Style::Warning, text)).collect()));
     lines
+}
+
+/// What no figure has, the largest first: memory, calls, and what was not hooked. Empty if nothing was missed.
+pub(super) fn missed(context: &Context) -> Vec<String> {
+    let (least, most) = unaccounted_bytes(context);
+    let mut missed = Vec::new();
+    if least > 0.0 {
+        let much = units::bytes(least);
+        missed.push(format!("≥ {much} of other resident memory: a runtime's own heap, or from before"));
+    }
+    if most > 0.0 {
+        missed.push(format!("≤ {} of resident memory of unknown use", units::bytes(most)));
+    }
+    missed.extend(given_up(context));
+    let profile = context.profile;
+    let not_hooked = profile.processes.iter().chain(&profile.idle).flat_map(|process| &process.missing);
+    let not_hooked = not_hooked.map(|missing| &*missing.what);
+    // That has already been reported.
+    let (mut known, reported) = (HashSet::new(), [Missing::UNSEEN, Missing::EXACT_MAPPINGS]);
+    let not_hooked: Vec<&str> = not_hooked.filter(|what| !reported.contains(what) && known.insert(*what)).collect();
+    if let [first, rest @ ..] = not_hooked.as_slice() {
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        missed.push(format!("{first}{more} (heapbpf doctor)"));
+    }
+    let remarks = profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
+    if remarks > 0 {
+        missed.push(format!("see {} below", plural(remarks, "remark")));
+    }
+    missed
 }
 
 /// The programs with the largest figures.
@@ -88,7 +120,7 @@ pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, Strin
 }
 
 /// What figures lack, each with the option that helps.
-pub(super) fn given_up(context: &Context) -> Vec<String> {
+fn given_up(context: &Context) -> Vec<String> {
     let profile = context.profile;
     let mut found = Vec::new();
     let mut add = |what: String, remedy: &str| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use heapbpf_audit::Missing;
 
 use super::*;
-use crate::model::{Frame, Glibc, InMemory, LossBound, Octave, Resident, Stack};
+use crate::model::{Frame, Glibc, Header, InMemory, LossBound, Octave, PythonArenas, Resident, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -363,6 +363,92 @@ fn the_heap_of_an_idle_process_is_a_sum() {
     let expected = "the heap = 150 MiB in use in 1,000 blocks + 25.0 MiB free inside glibc + 5.00 MiB rounding of \
                     blocks and pages";
     assert_eq!(texts[0].heap, expected);
+    // Of another allocator's heap there are bounds, with and without glibc's arenas.
+    profile.idle[0].allocators = ["jemalloc 5.3.0", "glibc 2.36", "jemalloc 5.3.0"].map(str::to_owned).into();
+    let of = |profile: &Profile| resident_texts(profile, GroupBy::Program, 0.95)[0].heap.clone();
+    assert_eq!(of(&profile), format!("{expected}; jemalloc 5.3.0 has at most 431 MiB of the heap and of other memory"));
+    profile.idle[0].resident.as_mut().expect("measured").glibc = None;
+    let others = "its allocations were not counted; jemalloc 5.3.0 has at most 610 MiB of the heap and of other memory";
+    assert_eq!(of(&profile), others);
+    // Nothing is said of memory that was not divided into parts.
+    profile.idle[0].resident.as_mut().expect("measured").undivided_bytes = 1;
+    assert_eq!(of(&profile), "its allocations were not counted");
+}
+
+#[test]
+fn memory_that_was_not_read_is_unknown() {
+    let mut profile = testing::whole_host();
+    profile.idle[0].resident = None;
+    profile.idle[1].resident.as_mut().expect("measured").other_bytes = 5 << 20;
+    let text = report(&profile, &ReportOptions { width: 200, ..ReportOptions::default() });
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).expect(name);
+    assert_eq!(line("ledgerd (900)").matches("unknown").count(), 2, "all of it, and what is not seen: {text}");
+    assert!(line("sh (2 processes)").contains("≥ 5.00 MiB"), "part of it was not divided: {text}");
+    assert!(!line("worker").contains("unknown"), "it has ended: {text}");
+}
+
+#[test]
+fn much_other_memory_has_the_name_of_a_known_runtime() {
+    let mut profile = testing::whole_host();
+    let parts = |profile: &Profile| {
+        let texts = resident_texts(profile, GroupBy::Program, 0.95);
+        texts.into_iter().find(|text| text.name.starts_with("ledgerd")).expect("it was measured").parts
+    };
+    assert!(parts(&profile).ends_with(" + other 430 MiB; 30.0 MiB swapped"), "{}", parts(&profile));
+    profile.idle[0].missing.push(Missing::new("V8's own heap (JavaScript)", "not included"));
+    let text = parts(&profile);
+    assert!(text.ends_with(" + other 430 MiB (perhaps V8's own heap); 30.0 MiB swapped"), "{text}");
+    profile.idle[0].resident.as_mut().expect("measured").other_bytes = 7 << 20;
+    assert!(parts(&profile).contains(" + other 7.00 MiB;"), "{}", parts(&profile));
+}
+
+/// Python's arenas are parts of the sum, whether or not its objects are counted, and never part of glibc's figures.
+#[test]
+fn pythons_arenas_are_parts_of_the_heap() {
+    const MIB: u64 = 1 << 20;
+    let glibc = Glibc {
+        arenas: 1,
+        blocks: 1_000,
+        inuse_bytes: 150 * MIB,
+        free_resident_bytes: 25 * MIB,
+        resident_bytes: 179 * MIB,
+        exact: true,
+        ..Glibc::default()
+    };
+    let (inuse_bytes, resident_bytes) = (100 * MIB, 120 * MIB);
+    let python = PythonArenas { blocks: 200_000, inuse_bytes, inconsistent_bytes: 0, resident_bytes };
+    let resident = Resident {
+        heap_bytes: 300 * MIB,
+        at_attach_bytes: Some(0),
+        glibc: Some(Glibc { at_attach_bytes: Some(0), at_attach_blocks: Some(0), ..glibc }),
+        python: Some(python),
+        ..Resident::default()
+    };
+    let mut profile = testing::whole_host();
+    profile.idle[0].resident = Some(resident);
+    let of = |profile: &Profile, name: &str| {
+        let texts = resident_texts(profile, GroupBy::Program, 0.95);
+        texts.into_iter().find(|text| text.name.starts_with(name)).expect("it was measured").heap
+    };
+    let arenas = "+ 100 MiB in 200,000 objects of Python + 20.0 MiB free in its arenas + 5.00 MiB rounding of blocks \
+                  and pages";
+    let expected = format!("the heap = 150 MiB in use in 1,000 blocks + 25.0 MiB free inside glibc {arenas}");
+    assert_eq!(of(&profile, "ledgerd"), expected);
+    // Of the objects that were recorded, nothing is known of the allocator.
+    profile.processes[0].resident = Some(resident);
+    profile.processes[0].allocators = vec!["glibc 2.36".into(), "Python objects".into()];
+    assert_eq!(of(&profile, "server"), expected);
+    assert_eq!(profile.processes[0].counted_heap_bytes(), 300 * MIB);
+    // They are not counted: all recorded blocks are glibc's.
+    profile.processes[0].allocators.pop();
+    profile.processes[0].missing.push(Missing::new("Python's own heap (objects up to 512 bytes)", "not included"));
+    assert_eq!(profile.processes[0].counted_heap_bytes(), 180 * MIB);
+    assert_eq!(profile.processes[0].memory_coverage(), Some(0.6));
+    profile.header.live = true;
+    let text = of(&profile, "server");
+    for part in [" in recorded blocks + ", " free inside glibc + 100 MiB in 200,000 objects of Python + "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 /// Go's heap is not part of an allocator's heap in the same process (cgo).
@@ -417,7 +503,17 @@ fn mappings_are_not_taken_from_an_allocators_heap() {
     profile.processes[0].allocators = vec!["jemalloc 5.3.0".into()];
     assert!(is_divided(&profile));
     // What is in use may not be in memory.
-    assert!(said(&profile).contains("; at most 300 MiB is held by the allocator"), "{}", said(&profile));
+    assert!(said(&profile).contains("; at most 303 MiB is held by the allocator"), "{}", said(&profile));
+    // The allocator's mappings may all be among the others.
+    let mut elsewhere = profile.clone();
+    let resident = elsewhere.processes[0].resident.as_mut().expect("measured");
+    (resident.heap_bytes, resident.other_bytes) = (0, 40 << 20);
+    let text = said(&elsewhere);
+    assert!(text.contains("at most 40.0 MiB was there before") && text.contains("at most 40.0 MiB is held"), "{text}");
+    let resident = elsewhere.processes[0].resident.as_mut().expect("measured");
+    resident.other_bytes = 0;
+    let text = said(&elsewhere);
+    assert!(text.ends_with("; what was there before the recording is not in memory"), "{text}");
     let whole = profile.clone();
     for row in &mut profile.rows {
         row.in_memory = Some(Box::new(InMemory { resident: row.inuse, ..InMemory::NONE }));
@@ -510,6 +606,37 @@ fn memory_that_nothing_accounts_for_is_missed() {
     );
     profile.processes[0].missing = vec![heapbpf_audit::Missing::new("Erlang's own heap", "not included")];
     assert!(!missed(&profile).contains("resident"), "it is named: {}", missed(&profile));
+    // Nothing bounds what is in use, or what is free in another allocator; or the memory was not divided into parts.
+    profile.processes[0].missing.clear();
+    let mut with_jemalloc = profile.clone();
+    with_jemalloc.processes[0].allocators.push("jemalloc 5.3.0".into());
+    assert!(missed(&with_jemalloc).contains("MiB of resident memory of unknown use"), "{}", missed(&with_jemalloc));
+    let unbounded = Profile { header: Header { live: false, ..profile.header.clone() }, ..profile.clone() };
+    assert!(missed(&unbounded).contains("MiB of resident memory of unknown use"), "{}", missed(&unbounded));
+    let resident = profile.processes[0].resident.as_mut().expect("measured");
+    *resident = Resident { undivided_bytes: 400 << 20, ..Resident::default() };
+    assert!(missed(&profile).contains("MiB of resident memory of unknown use"), "{}", missed(&profile));
+}
+
+/// A report of many processes has the same summary of what was missed as that of one.
+#[test]
+fn a_host_of_which_something_is_missing_has_not_missed_nothing() {
+    let missed = |profile: &Profile| {
+        let text = report(profile, &ReportOptions { width: 300, ..ReportOptions::default() });
+        text.lines().find(|line| line.starts_with("  missed")).expect("a line").to_owned()
+    };
+    let mut profile = testing::whole_host();
+    profile.rows.clear();
+    profile.counters.clear();
+    profile.notes.clear();
+    profile.processes.iter_mut().for_each(|process| process.coverage = 1.0);
+    let all = missed(&profile);
+    assert!(all.contains("≥ 430 MiB of other resident memory") && all.contains("/opt/lib/custom.so"), "{all}");
+    profile.idle[0].resident.as_mut().expect("measured").other_bytes = 0;
+    profile.processes[0].missing.clear();
+    assert!(missed(&profile).ends_with("nothing"), "{}", missed(&profile));
+    profile.idle[0].missing.push(Missing::new("Erlang's own heap", "not included"));
+    assert!(missed(&profile).contains("Erlang's own heap (heapbpf doctor)"), "{}", missed(&profile));
 }
 
 /// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm as long as

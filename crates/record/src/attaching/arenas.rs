@@ -42,7 +42,7 @@ pub struct AtAttach {
     pub since_ns: u64,
     /// Private anonymous memory that was resident or swapped out, bytes; `None` if unknown.
     pub anonymous_bytes: Option<u64>,
-    /// All resident memory; `None` if unknown.
+    /// All resident memory when it was first read; `None` if it was not.
     pub resident: Option<ResidentAt>,
     /// What glibc had in use; `None` if that was not read, or has not been yet.
     pub inuse: Option<InUse>,
@@ -66,7 +66,8 @@ impl Attaching {
             let pid = process.pid;
             let size = self.targets.at_attach(pid).anonymous_bytes?;
             let version = glibc_version(self.allocators_in(host.processes().current(pid)?))?;
-            Some((size, ArenaRequest { pid, start_ns: process.start_ns, version, longest: LONGEST }))
+            let start_ns = process.start_ns;
+            Some((size, ArenaRequest { pid, start_ns, version, longest: LONGEST, with_python: false }))
         };
         let mut wanted: Vec<(u64, ArenaRequest)> = running.iter().filter_map(wanted).collect();
         if wanted.is_empty() {

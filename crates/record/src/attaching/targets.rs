@@ -1,12 +1,19 @@
 //! The profiled processes, and since when their allocators have been hooked. Each process's coverage is computed from
 //! this.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 
 use heapbpf_profile::model::Resident;
 
 use super::arenas::{AtAttach, InUse, InUseByProcess, ResidentAt};
+
+/// Age at which the resident memory of a process that began during the recording is read for the first time, ns; and
+/// maximum number of processes that wait for it.
+const FIRST_READ_NS: u64 = 1_000_000_000;
+const MOST_UNREAD: usize = 1 << 12;
+/// Maximum number of processes whose memory is read at once.
+const MOST_READ: usize = 64;
 
 /// The time for which a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to
 /// within the time between two checks of the process's mappings, and is overestimated rather than underestimated.
@@ -102,8 +109,9 @@ pub struct Coverage {
     /// Private anonymous memory that was resident or swapped out when the process joined the recording, bytes; `None` if
     /// unknown.
     pub at_attach_bytes: Option<u64>,
-    /// All of its resident memory at that time, bytes; `None` if unknown.
-    resident_at_attach_bytes: Option<u64>,
+    /// All of its resident memory when that was first read: when the process joined the recording, or soon after it
+    /// began. `None` if it was not read.
+    first_resident: Option<ResidentAt>,
     /// When probes did not see it.
     unseen: Unseen,
     /// Set if it was forked before links served it.
@@ -165,6 +173,9 @@ pub struct TargetSet {
     hooks_each: bool,
     /// What glibc had in use in processes that already ran.
     found_at_attach: InUseByProcess,
+    /// Processes that began during the recording and whose memory was not read yet, in the order in which they began,
+    /// each with [`Coverage::since_ns`].
+    unread: VecDeque<(u32, u64)>,
     /// Ended processes that were forked before links served them.
     late_ended: LateForks,
 }
@@ -178,6 +189,31 @@ impl TargetSet {
     /// Adds a process to the recording.
     pub fn begin(&mut self, pid: u32, since_ns: u64) {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
+        self.will_read(pid, since_ns);
+    }
+
+    /// Has the memory of a process that has just begun read soon.
+    fn will_read(&mut self, pid: u32, since_ns: u64) {
+        if self.unread.len() < MOST_UNREAD {
+            self.unread.push_back((pid, since_ns));
+        }
+    }
+
+    /// Reads the resident memory of processes that began at least a second ago, so that later readings show how much it
+    /// grew. `read` returns the size, in bytes.
+    pub fn read_first(&mut self, now_ns: u64, read: impl Fn(u32) -> Option<u64>) {
+        let mut left = MOST_READ;
+        let is_due = |(_, since_ns): &mut (u32, u64)| now_ns.saturating_sub(*since_ns) >= FIRST_READ_NS;
+        while left > 0
+            && let Some((pid, since_ns)) = self.unread.pop_front_if(is_due)
+        {
+            // It may have ended, or begun another program.
+            let coverage = self.coverages.get_mut(&pid).filter(|it| it.since_ns == since_ns && it.until_ns.is_none());
+            if let Some(coverage) = coverage.filter(|it| it.first_resident.is_none()) {
+                coverage.first_resident = read(pid).map(|bytes| ResidentAt { at_ns: now_ns, bytes });
+                left -= 1;
+            }
+        }
     }
 
     /// Adds a process that already runs, with the kernel's sums of its memory if they are known.
@@ -186,7 +222,7 @@ impl TargetSet {
         let coverage = Coverage {
             since_ns,
             at_attach_bytes: memory.map(private),
-            resident_at_attach_bytes: memory.map(Resident::total_bytes),
+            first_resident: memory.map(|sums| ResidentAt { at_ns: since_ns, bytes: sums.total_bytes() }),
             ..Coverage::default()
         };
         self.coverages.insert(pid, coverage);
@@ -221,6 +257,7 @@ impl TargetSet {
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
             self.replaced.insert(pid, Coverage { until_ns: Some(since_ns), uncovered_ns, ..begun });
+            self.will_read(pid, since_ns);
         }
     }
 
@@ -405,8 +442,7 @@ impl TargetSet {
     pub fn at_attach(&self, pid: u32) -> AtAttach {
         let coverage = self.coverages.get(&pid);
         let anonymous_bytes = coverage.and_then(|coverage| coverage.at_attach_bytes);
-        let resident =
-            coverage.and_then(|it| Some(ResidentAt { at_ns: it.since_ns, bytes: it.resident_at_attach_bytes? }));
+        let resident = coverage.and_then(|coverage| coverage.first_resident);
         let inuse = match anonymous_bytes {
             None => None,
             // A program that started during the recording.
@@ -488,6 +524,42 @@ mod tests {
         targets.forked_late(3, None);
         targets.generation_began(3, 150);
         assert_eq!((targets.seen_before(3, 150).share, targets.seen(3, 180).share), (0.0, 1.0), "its next program");
+    }
+
+    /// Growth is measured from the first reading, so there must be one of each process that lives for a while.
+    #[test]
+    fn the_memory_of_processes_that_begin_is_read_soon() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut targets = TargetSet::default();
+        let sums = Resident { files_bytes: 7, ..Resident::default() };
+        targets.begin_running(1, SECOND, Some(&sums));
+        for pid in 2..=5 {
+            targets.begin(pid, SECOND);
+        }
+        targets.end(3, SECOND + 1);
+        targets.generation_began(4, SECOND + 5);
+        let first = |targets: &TargetSet| [1, 2, 3, 4, 5].map(|pid| targets.at_attach(pid).resident);
+        let at = |at_ns, bytes| Some(ResidentAt { at_ns, bytes });
+        let read = |pid: u32| (pid != 5).then_some(u64::from(pid) * 100);
+        targets.read_first(2 * SECOND - 1, read);
+        assert_eq!(first(&targets), [at(SECOND, 7), None, None, None, None], "it is too soon");
+        targets.read_first(2 * SECOND, read);
+        assert_eq!(first(&targets), [at(SECOND, 7), at(2 * SECOND, 200), None, None, None], "one has ended");
+        targets.read_first(3 * SECOND, read);
+        assert_eq!(first(&targets)[3], at(3 * SECOND, 400), "its next program");
+        // Many are read in several steps.
+        for pid in 100..100 + 2 * MOST_READ as u32 {
+            targets.begin(pid, 3 * SECOND);
+        }
+        let known = |targets: &TargetSet| targets.coverages.values().filter(|it| it.first_resident.is_some()).count();
+        for steps in 1..=2 {
+            targets.read_first(5 * SECOND, read);
+            assert_eq!(known(&targets), 3 + steps * MOST_READ);
+        }
+        for pid in 1000..1000 + 2 * MOST_UNREAD as u32 {
+            targets.begin(pid, 5 * SECOND);
+        }
+        assert_eq!(targets.unread.len(), MOST_UNREAD);
     }
 
     #[test]

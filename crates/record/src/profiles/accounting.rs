@@ -101,7 +101,7 @@ pub fn memory_share(profile: &Profile) -> Option<String> {
         // Memory that is not divided into parts may not be counted.
         let parts = [resident.heap_bytes, resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
         all = parts.into_iter().fold(all, u64::saturating_add);
-        counted = counted.saturating_add(if process.hook.is_some() { resident.heap_bytes } else { 0 });
+        counted = counted.saturating_add(process.counted_heap_bytes());
     }
     let share = counted as f64 / all.max(1) as f64;
     let text = || format!("{} of the targets' anonymous memory is in heaps that are counted", units::percent(share));

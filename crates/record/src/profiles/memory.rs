@@ -10,7 +10,7 @@ use heapbpf_host::cgroup::Cgroup;
 use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::reader_thread::NoAnswer;
 use heapbpf_host::resident;
-use heapbpf_profile::model::{Glibc, Process, Resident, glibc_version};
+use heapbpf_profile::model::{Glibc, Process, PythonArenas, Resident, glibc_version};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::snapshot::Measured;
@@ -61,10 +61,15 @@ impl Earlier {
         if now.at_ns.saturating_sub(self.next.at_ns) >= GROWTH_OVER_NS {
             self.from = std::mem::replace(&mut self.next, now);
         }
-        let ns = Some(now.at_ns.saturating_sub(self.from.at_ns)).filter(|ns| *ns >= SHORTEST_GROWTH_NS)?;
-        let per_minute = (now.bytes as f64 - self.from.bytes as f64) * 60e9 / ns as f64;
-        Some(per_minute.round() as i64)
+        growth_per_minute(self.from, now)
     }
+}
+
+/// Growth between two readings in bytes per minute; `None` if too little time has passed.
+fn growth_per_minute(from: ResidentAt, to: ResidentAt) -> Option<i64> {
+    let ns = Some(to.at_ns.saturating_sub(from.at_ns)).filter(|ns| *ns >= SHORTEST_GROWTH_NS)?;
+    let per_minute = (to.bytes as f64 - from.bytes as f64) * 60e9 / ns as f64;
+    Some(per_minute.round() as i64)
 }
 
 /// What the mappings of a process showed.
@@ -182,13 +187,14 @@ impl MemoryReader {
             return None;
         }
         let heap = self.heaps.remove(&it.key);
-        let large = heap.as_ref().map_or(&[][..], |heap| &heap.mapped);
+        let ranges = heap.as_ref().map(heapbpf_glibc::Heap::ranges).unwrap_or_default();
         let begun = thread_cpu_time();
         let addresses = it.blocks.iter().take(MOST_BLOCKS).map(|block| block.address).collect();
-        let resident = resident::of(it.key.tgid, it.key.start_ns, addresses, large);
+        let resident = resident::of(it.key.tgid, it.key.start_ns, addresses, &ranges);
         let took = thread_cpu_time().saturating_sub(begun);
         *left = left.saturating_sub(took);
-        let resident = Resident { glibc: heap.as_ref().map(glibc_of), ..resident? };
+        let python = heap.as_ref().and_then(|heap| heap.python.as_ref()).map(python_of);
+        let resident = Resident { glibc: heap.as_ref().map(glibc_of), python, ..resident? };
         self.readings.insert(it.key, Reading { sum_bytes, resident, took });
         Some(resident)
     }
@@ -208,7 +214,10 @@ impl MemoryReader {
             let addresses = it.blocks.iter().map(|block| block.address).collect();
             if let Some(resident) = resident::of(it.key.tgid, it.key.start_ns, addresses, &[]) {
                 let at_attach_bytes = it.at_attach.anonymous_bytes;
-                self.last.insert(it.key, Resident { at_attach_bytes, is_before_end: true, ..resident });
+                let now = ResidentAt { at_ns: monotonic_ns(), bytes: resident.total_bytes() };
+                let growth_per_minute = it.at_attach.resident.and_then(|first| growth_per_minute(first, now));
+                let last = Resident { at_attach_bytes, growth_per_minute, is_before_end: true, ..resident };
+                self.last.insert(it.key, last);
             }
         }
         self.looked = Some((Instant::now(), thread_cpu_time().saturating_sub(begun)));
@@ -235,7 +244,7 @@ impl MemoryReader {
                 continue;
             }
             let (pid, start_ns, asked) = (key.tgid, key.start_ns, Instant::now());
-            match self.arenas.read(ArenaRequest { pid, start_ns, version, longest: left }) {
+            match self.arenas.read(ArenaRequest { pid, start_ns, version, longest: left, with_python: true }) {
                 Ok((heap, took)) => {
                     if is_refresh {
                         self.saved = self.saved.saturating_sub(took);
@@ -322,6 +331,11 @@ fn glibc_of(heap: &heapbpf_glibc::Heap) -> Glibc {
         at_attach_blocks: None,
         at_attach_bytes: None,
     }
+}
+
+fn python_of(arenas: &heapbpf_glibc::PythonArenas) -> PythonArenas {
+    let heapbpf_glibc::Pools { inuse_blocks, inuse_bytes, inconsistent_bytes, .. } = arenas.pools;
+    PythonArenas { blocks: inuse_blocks, inuse_bytes, inconsistent_bytes, resident_bytes: arenas.resident_bytes }
 }
 
 #[cfg(test)]
@@ -429,6 +443,12 @@ mod tests {
         reader.looked = Some((Instant::now(), Duration::from_secs(1)));
         reader.look(vec![own()]);
         assert!(reader.last.is_empty());
+        // Its growth is known if it was read before.
+        reader.looked = None;
+        let first = ResidentAt { at_ns: monotonic_ns().saturating_sub(GROWTH_OVER_NS), bytes: 0 };
+        reader.look(vec![Measured { at_attach: AtAttach { resident: Some(first), ..own().at_attach }, ..own() }]);
+        let growth = of(&reader, own().key, true).and_then(|last| last.growth_per_minute);
+        assert!(last.growth_per_minute.is_none() && growth > Some(0), "{growth:?}");
     }
 
     /// The arenas of idle processes show what they have in use, too.

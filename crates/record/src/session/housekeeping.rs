@@ -6,6 +6,7 @@ use std::sync::Arc;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::KEPT_UNMAPPED;
+use heapbpf_host::resident;
 use heapbpf_kernel::totals::{self, Counts};
 use sampler_ebpf::abi::ProcessKey;
 
@@ -84,6 +85,8 @@ impl Session {
         if self.housekeeping.gives_back(now) {
             self.give_memory_back();
         }
+        let read = |pid| resident::rough(pid).map(|sums| sums.total_bytes());
+        self.attaching.targets.read_first(now, read);
         self.look_at_memory();
     }
 
