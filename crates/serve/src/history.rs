@@ -1,6 +1,8 @@
 //! Totals of a recording over time: of all processes, and of the largest ones. All samples of the last hour are kept,
 //! and one for each minute of the day before that, within a bound on memory. Where samples are missing, there is a gap.
 
+mod kept;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 use serde::Serialize;
 
+pub use self::kept::KeptHistory;
 use super::page::{CONFIDENCE, ClientView};
 
 /// Time between samples, if they do not cost too much.
@@ -159,6 +162,9 @@ pub struct History {
     recent: VecDeque<Sample>,
     known: HashSet<Arc<KnownProcess>>,
     bytes: usize,
+    /// Whether it has samples of this run. Those before them are of earlier runs.
+    has_begun: bool,
+    keeper: Option<kept::Keeper>,
 }
 
 impl History {
@@ -186,14 +192,20 @@ impl History {
             let known = self.known(made.keys[*index], &profile.processes[*index]);
             largest.push((known, Figures::of(profile, pool, Some(*index))));
         }
-        self.keep(Sample {
+        // Earlier runs counted from other starts.
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let sample = Sample {
             time_ms,
-            after_gap: last_ms.is_none_or(|last| time_ms - last > longest_ms),
+            after_gap: is_first || last_ms.is_none_or(|last| time_ms - last > longest_ms),
             lossy: pools.iter().any(|(_, pool)| pool.is_touched(profile, Value::InuseSpace)),
             more,
             whole: Figures::of(profile, &Pool::whole(profile), None),
             largest,
-        });
+        };
+        if let Some(keeper) = &mut self.keeper {
+            keeper.offer(&sample);
+        }
+        self.keep(sample);
     }
 
     /// What a client sees of the samples from `from_ms` to `to_ms` (Unix time in milliseconds, both included).
@@ -385,19 +397,19 @@ mod tests {
 
     use super::*;
 
-    fn everything() -> ClientView {
+    pub(super) fn everything() -> ClientView {
         ClientView { scope: Filter::default(), filter: Filter::default() }
     }
 
     /// What a token with this scope sees.
-    fn scoped(key: &str, value: &str) -> ClientView {
+    pub(super) fn scoped(key: &str, value: &str) -> ClientView {
         let mut scope = Filter::default();
         assert_eq!(scope.set(key, value), Ok(true));
         ClientView { scope, ..everything() }
     }
 
     /// A profile at some second, with so many samples in use, and megabytes allocated, in its first process.
-    fn made(second: u64, samples: u64) -> FinishedProfile {
+    pub(super) fn made(second: u64, samples: u64) -> FinishedProfile {
         let mut profile = testing::small();
         profile.header.time = UNIX_EPOCH + Duration::from_secs(second);
         profile.rows[0].inuse = testing::sums(samples, 70_000, 524_288);

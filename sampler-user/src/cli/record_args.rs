@@ -297,8 +297,9 @@ pub struct ServeArgs {
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that are not delivered yet in this directory, across restarts; default: in memory
-    #[arg(long, value_name = "DIR", requires = "push", help_heading = "Pipelines")]
+    /// Keep profiles that are not delivered yet in this directory, and with --listen the totals of 24 hours, across
+    /// restarts; default: in memory
+    #[arg(long, value_name = "DIR", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
     /// Maximum size of the spool for each destination; the oldest profiles are dropped first
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB", help_heading = "Pipelines")]
