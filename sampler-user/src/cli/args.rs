@@ -190,7 +190,7 @@ pub struct DoctorArgs {
     /// Only remove inline hooks that a killed heapbpf left, from all processes or those named by --pid
     #[arg(long, conflicts_with_all = ["measure", "json"])]
     pub clean: bool,
-    /// Only forget which programs crashed under inline hooks, so that they are hooked inline again
+    /// Only forget which programs crashed under inline hooks, so that they get them again
     #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
     pub forget_crashes: bool,
     /// As JSON

@@ -92,10 +92,10 @@ impl From<HookArg> for Hook {
 /// Whether Python's own objects are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PythonObjectsArg {
-    /// In processes that are hooked inline, where each costs a few nanoseconds
+    /// In processes with inline hooks, where each costs a few nanoseconds
     #[default]
     Auto,
-    /// Also with probes, if no process is to be hooked inline: each object then traps three times (call, return, free), so the program is much slower
+    /// Also with probes, if no process is counted from inside: each object then traps three times (call, return, free), so the program is much slower
     Yes,
     /// Nowhere
     No,
