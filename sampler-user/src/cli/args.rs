@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile (the default command)
     Record(Box<RecordArgs>),
-    /// Keep running for scrapers: record with --listen or --push
+    /// Record until stopped: serve a web page, pprof and metrics (--listen), or send profiles (--push)
     Serve(Box<RecordArgs>),
     /// Watch running processes, or a running `heapbpf serve`, live in this terminal
     Top(Box<TopArgs>),
@@ -43,9 +43,9 @@ pub enum Command {
     Merge(MergeArgs),
     /// Show what each sampling interval would see of a program, and what it costs
     Plan(Box<PlanArgs>),
-    /// Count what running processes have in use now, by type and size, including older allocations
+    /// Count what processes have in use now, by type and size, also from before heapbpf was started
     Census(CensusArgs),
-    /// Check what this kernel, the targets and their allocators allow
+    /// Check what can be recorded on this machine and of these processes, and why not
     Doctor(DoctorArgs),
     /// Record a program with a leak, for a first look
     Demo(DemoArgs),
