@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
@@ -17,7 +18,7 @@ use sampler_ebpf::abi::ProcessKey;
 use serde::{Deserialize, Serialize};
 
 use super::super::push::{OwnDir, SpoolError};
-use super::{APART_MS, Figures, History, LONGEST_MS, Sample, bytes};
+use super::{APART_MS, Figures, History, KnownProcess, LONGEST_MS, Sample, bytes};
 
 /// The directory in the spool. Those of destinations have other names: they begin with a scheme.
 const DIR: &str = "history";
@@ -25,11 +26,14 @@ const DIR: &str = "history";
 const CURRENT: &str = "totals";
 /// The full one before it.
 const BEFORE: &str = "totals.before";
-/// Maximum size of a file, in bytes. A day with 100 processes takes about half of it.
+/// Maximum size of a file, in bytes.
 const MOST_FILE_BYTES: u64 = 16 << 20;
-/// Maximum size of a sample, uncompressed, in bytes.
-const MOST_SAMPLE_BYTES: u64 = 4 << 20;
-/// Maximum size of all samples that are read, uncompressed, in bytes.
+/// Maximum size of a sample's processes in memory, in bytes. Targets choose their names.
+const MOST_NAMES_BYTES: usize = 64 << 10;
+/// Maximum size of a sample, uncompressed, in bytes. JSON may take six bytes for one of a name.
+const MOST_SAMPLE_BYTES: u64 = 512 << 10;
+/// Size of all samples that are read, uncompressed, from which on no more are read, in bytes. A day has 1,440 samples,
+/// whose processes have at most 90 MiB of names.
 const MOST_READ_BYTES: u64 = 256 << 20;
 /// Maximum number of samples that wait to be written.
 const MOST_WAITING: usize = 4;
@@ -88,16 +92,22 @@ impl KeptFigures {
 
 impl KeptSample {
     fn of(sample: &Sample, after_gap: bool) -> Self {
-        let largest = sample.largest.iter().map(|(known, figures)| {
+        let mut names = 0;
+        let fits = |(known, _): &&(Arc<KnownProcess>, Figures)| {
+            names += known.bytes();
+            names <= MOST_NAMES_BYTES
+        };
+        let largest = sample.largest.iter().take_while(fits).map(|(known, figures)| {
             let ProcessKey { start_ns, tgid, exec_id } = known.key;
             let Placement { container, pod, unit } = known.placement.clone();
             let (pid, comm, cgroup) = (known.pid, known.comm.clone(), known.cgroup.clone());
             let figures = KeptFigures::of(figures);
             KeptProcess { start_ns, tgid, exec_id, pid, comm, cgroup, container, pod, unit, figures }
         });
-        let Sample { time_ms, lossy, more, whole, .. } = sample;
-        let (whole, largest) = (KeptFigures::of(whole), largest.collect());
-        Self { time_ms: *time_ms, after_gap, lossy: *lossy, more: *more, whole, largest }
+        let largest: Vec<KeptProcess> = largest.collect();
+        let more = sample.more || largest.len() < sample.largest.len();
+        let (time_ms, lossy, whole) = (sample.time_ms, sample.lossy, KeptFigures::of(&sample.whole));
+        Self { time_ms, after_gap, lossy, more, whole, largest }
     }
 
     /// Adds the sample to a history.
@@ -155,7 +165,8 @@ impl Reader {
         let mut rest = &records[..];
         while let Some((time_ms, record, after)) = split(rest) {
             // Times to come are those of a clock that was set back since. No sample would be later then.
-            let is_wanted = time_ms <= self.now_ms
+            let is_wanted = self.left > 0
+                && time_ms <= self.now_ms
                 && time_ms + LONGEST_MS >= self.now_ms
                 && self.history.samples().next_back().is_none_or(|last| last.time_ms < time_ms);
             if is_wanted {
@@ -165,6 +176,9 @@ impl Reader {
             rest = after;
         }
         let undamaged = (records.len() - rest.len()) as u64;
+        if self.left == 0 {
+            log::warn!("{}: too much to read; the newest totals are not shown", named.display());
+        }
         if !rest.is_empty() {
             log::warn!("{}: damaged after {undamaged} bytes; the totals that follow are not shown", named.display());
         }
@@ -174,11 +188,10 @@ impl Reader {
     /// The sample in a record. `None` if it is damaged, or too large.
     fn sample(&mut self, record: &[u8]) -> Option<KeptSample> {
         let mut json = Vec::new();
-        let most = MOST_SAMPLE_BYTES.min(self.left);
         // At the end of the record, its checksum is compared.
-        GzDecoder::new(record).take(most + 1).read_to_end(&mut json).ok()?;
-        self.left = self.left.checked_sub(json.len() as u64)?;
-        if json.len() as u64 > most { None } else { serde_json::from_slice(&json).ok() }
+        GzDecoder::new(record).take(MOST_SAMPLE_BYTES + 1).read_to_end(&mut json).ok()?;
+        self.left = self.left.saturating_sub(json.len() as u64);
+        if json.len() as u64 > MOST_SAMPLE_BYTES { None } else { serde_json::from_slice(&json).ok() }
     }
 }
 
@@ -310,7 +323,7 @@ impl Keeper {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::tests::{everything, made, scoped};
+    use super::super::tests::{everything, keep, made, scoped};
     use super::super::{EVERY, Past};
     use super::*;
 
@@ -425,6 +438,16 @@ mod tests {
         drop(dir);
         let kept = open(&spool);
         assert_eq!((seconds(&kept), kept.writer.bytes), (vec![], 0));
+    }
+
+    #[test]
+    fn long_names_leave_out_the_smallest_processes() {
+        let mut history = History::default();
+        let processes: Vec<_> = (0..100).map(|pid| (pid, 1.0, 1.0)).collect();
+        keep(&mut history, 100, true, &processes, &"\u{1}".repeat(4000));
+        let sample = KeptSample::of(history.samples().next_back().unwrap(), true);
+        assert!(sample.more && (1..100).contains(&sample.largest.len()), "{}", sample.largest.len());
+        assert!(split(&sample.record().unwrap()).is_some());
     }
 
     #[test]
