@@ -92,6 +92,9 @@ fn add(sum: &mut f64, figure: f64) {
     }
 }
 
+/// Processes of this run, by their one entry.
+type Present = HashSet<*const KnownProcess>;
+
 /// A process generation, and what filters ask about it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct KnownProcess {
@@ -123,6 +126,8 @@ struct Sample {
     time_ms: u64,
     /// Whether samples are missing before it.
     after_gap: bool,
+    /// Whether an earlier run took it.
+    is_earlier: bool,
     /// Whether losses may have affected one of the largest processes.
     lossy: bool,
     /// Whether there were more processes than the largest.
@@ -197,6 +202,7 @@ impl History {
         let sample = Sample {
             time_ms,
             after_gap: is_first || last_ms.is_none_or(|last| time_ms - last > longest_ms),
+            is_earlier: false,
             lossy: pools.iter().any(|(_, pool)| pool.is_touched(profile, Value::InuseSpace)),
             more,
             whole: Figures::of(profile, &Pool::whole(profile), None),
@@ -223,14 +229,22 @@ impl History {
     fn columns(&self, from_ms: u64, to_ms: u64, seen: &ClientView) -> (Past, BTreeMap<&str, Vec<Entry>>) {
         let mut past = Past { confidence: CONFIDENCE, ..Past::default() };
         let mut programs = BTreeMap::new();
+        // Before a restart of the machine, a PID belonged to another process.
+        let present = seen.scope.has_pid().then(|| self.present());
         let mut last: Option<&Sample> = None;
         for sample in self.samples().take_while(|sample| sample.time_ms <= to_ms) {
             let before = last.replace(sample).filter(|_| !sample.after_gap);
             if sample.time_ms >= from_ms {
-                past.add(sample, before, seen, &mut programs);
+                past.add(sample, before, (seen, present.as_ref()), &mut programs);
             }
         }
         (past, programs)
+    }
+
+    /// The processes in samples of this run.
+    fn present(&self) -> Present {
+        let own = self.samples().filter(|sample| !sample.is_earlier);
+        own.flat_map(|sample| &sample.largest).map(|(known, _)| Arc::as_ptr(known)).collect()
     }
 
     /// All samples, oldest first.
@@ -343,15 +357,20 @@ impl Program {
 }
 
 impl Past {
+    /// `present`: if given, what earlier runs know of other processes is left out.
     fn add<'a>(
         &mut self,
         sample: &'a Sample,
         before: Option<&Sample>,
-        seen: &ClientView,
+        (seen, present): (&ClientView, Option<&Present>),
         programs: &mut BTreeMap<&'a str, Vec<Entry>>,
     ) {
         let (rates, mut rate) = sample.rates(before);
-        let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| known.is_seen(seen));
+        let present = present.filter(|_| sample.is_earlier);
+        let is_seen = |known: &Arc<KnownProcess>| {
+            known.is_seen(seen) && present.is_none_or(|present| present.contains(&Arc::as_ptr(known)))
+        };
+        let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| is_seen(known));
         let largest: Vec<(&'a KnownProcess, &Figures, f64)> =
             largest.map(|((known, figures), rate)| (&**known, figures, rate)).collect();
         let mut sums: BTreeMap<&'a str, (f64, f64)> = BTreeMap::new();
@@ -448,7 +467,8 @@ mod tests {
 
     fn keep_largest(history: &mut History, second: u64, after_gap: bool, largest: Vec<(Arc<KnownProcess>, Figures)>) {
         let whole = Figures::sum(largest.iter().map(|(_, figures)| figures), false);
-        history.keep(Sample { time_ms: second * 1000, after_gap, lossy: false, more: false, whole, largest });
+        let (is_earlier, lossy, more) = (false, false, false);
+        history.keep(Sample { time_ms: second * 1000, after_gap, is_earlier, lossy, more, whole, largest });
     }
 
     /// Size of a history, counted anew.

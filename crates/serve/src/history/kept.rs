@@ -121,7 +121,8 @@ impl KeptSample {
             (history.known(key, &process), it.figures.restored())
         };
         let largest = largest.into_iter().map(known).collect();
-        history.keep(Sample { time_ms, after_gap, lossy, more, whole: whole.restored(), largest });
+        let (is_earlier, whole) = (true, whole.restored());
+        history.keep(Sample { time_ms, after_gap, is_earlier, lossy, more, whole, largest });
     }
 
     /// Its record in a file.
@@ -379,11 +380,16 @@ mod tests {
     #[test]
     fn tokens_see_no_more_of_it_than_of_the_present() {
         let spool = spool(&[100]);
-        let kept = open(&spool);
-        for (key, value, is_seen) in [("pid", "4242", true), ("pid", "1", false), ("comm", "nobody", false)] {
-            let seen = kept.history.answer(0, u64::MAX, &scoped(key, value));
-            assert_eq!((seen.inuse[0].is_some(), !seen.programs.is_empty()), (is_seen, is_seen), "{key}={value}");
-        }
+        let mut kept = open(&spool);
+        let is_seen = |kept: &KeptHistory, key: &str, value: &str| {
+            let seen = kept.history.answer(100_000, 100_000, &scoped(key, value));
+            assert_eq!(seen.inuse[0].is_some(), !seen.programs.is_empty());
+            seen.inuse[0].is_some()
+        };
+        assert!(is_seen(&kept, "comm", "server") && !is_seen(&kept, "comm", "nobody"));
+        assert!(!is_seen(&kept, "pid", "4242"), "another process may have had it");
+        kept.history.add(&made(170, 1), EVERY);
+        assert!(is_seen(&kept, "pid", "4242") && !is_seen(&kept, "pid", "1"), "the same process still runs");
     }
 
     #[test]
