@@ -452,7 +452,13 @@ mod tests {
     }
 
     /// Keeps a sample of these processes: PID, in use, allocated.
-    pub(super) fn keep(history: &mut History, second: u64, after_gap: bool, processes: &[(u32, f64, f64)], cgroup: &str) {
+    pub(super) fn keep(
+        history: &mut History,
+        second: u64,
+        after_gap: bool,
+        processes: &[(u32, f64, f64)],
+        cgroup: &str,
+    ) {
         let mut largest = Vec::with_capacity(processes.len());
         for &(pid, inuse, alloc) in processes {
             let process = Process { pid, comm: format!("p{}", pid % 10), cgroup: cgroup.into(), ..Process::default() };

@@ -256,8 +256,8 @@ impl KeptHistory {
     /// Reads what is in the spool's directory.
     ///
     /// # Errors
-    /// The directory or a file in it cannot be used, or is not exclusively ours. A file that is damaged is no error: the
-    /// rest of it is dropped with a warning.
+    /// The directory or a file in it cannot be used, or is not exclusively ours. If a file is damaged, the rest of it is
+    /// dropped with a warning.
     pub fn open(spool: &Path) -> Result<Self, SpoolError> {
         Self::open_at(spool, unix_ms(SystemTime::now()))
     }
@@ -372,7 +372,8 @@ mod tests {
         }
         let (past, whole) = (past(&kept), whole.answer(0, u64::MAX, &everything()));
         assert_eq!(past.time_ms, [100_000, 160_000, 170_000, 180_000]);
-        assert_eq!((past.after_gap, past.alloc_per_second), (vec![1, 0, 1, 0], vec![None, Some(16_667), None, Some(0)]));
+        assert_eq!(past.after_gap, [1, 0, 1, 0]);
+        assert_eq!(past.alloc_per_second, [None, Some(16_667), None, Some(0)]);
         assert_eq!((&past.inuse[..3], &past.low[..3], &past.high[..3]), (&*whole.inuse, &*whole.low, &*whole.high));
         assert!(past.programs.len() == whole.programs.len() && !past.programs.is_empty());
     }
