@@ -165,9 +165,6 @@ export class App {
   }
 
   private async take(data: PageData, serving: LiveData["serving"] = null) {
-    const doc = await profileDoc(data, this.state.frames);
-    this.data = data;
-    this.doc = doc;
     document.title = `heapbpf: ${shown(data.subject, 80)}`;
     byId("app").hidden = false;
     byId("subject").textContent = shown(data.subject, 300);
@@ -177,8 +174,12 @@ export class App {
     byId("memory").hidden = lines.length === 0;
     byId("memory-lines").replaceChildren(...lines);
     renew(byId("hooks"), hooks(data));
-    this.values();
+    // What is above the graph is painted before stacks are read, which takes long if there are many.
     await pause();
+    const doc = await profileDoc(data, this.state.frames);
+    this.data = data;
+    this.doc = doc;
+    this.values();
     this.showTimeline();
     this.showAll();
   }
@@ -363,7 +364,8 @@ export class App {
   }
 
   private zoomToGroup(name: string) {
-    const { tree, sheet, hashes } = this.doc!;
+    if (!this.doc) return;
+    const { tree, sheet, hashes } = this.doc;
     const label = FIRST_GROUP - sheet.groups.indexOf(name);
     let node = tree.first[0];
     while (node >= 0 && tree.label[node] !== label) node = tree.next[node];

@@ -24,7 +24,7 @@ export function lost(counters: Record<string, number>): { lost: number; hits: nu
 }
 
 /** How processes are counted, in words. */
-const WAYS: Record<string, string> = { inline: "inline", probe: "by probes", usdt: "by their own samples", "go runtime": "by Go's runtime" };
+const WAYS: Record<string, string> = { inline: "from inside", probe: "by probes", usdt: "by their own samples", "go runtime": "by Go's runtime" };
 
 /** What grows; a click looks for the function. */
 function growing(data: PageData, onFunction: (name: string) => void): HTMLElement | null {
@@ -149,7 +149,7 @@ export function hooks(data: PageData): HTMLElement {
   const body = element("tbody");
   const order = [...data.processes].sort((a, b) => (b.resident?.bytes ?? 0) - (a.resident?.bytes ?? 0));
   for (const process of order.slice(0, 200)) {
-    const way = `${process.hook ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
+    const way = `${WAYS[process.hook ?? ""] ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
     const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", grown(process.resident), percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];

@@ -85,6 +85,11 @@ impl Filter {
         of_process && container.is_none() && pod.is_none() && unit.is_none()
     }
 
+    /// Whether the filter names a process by its PID, which another process may have had before.
+    pub const fn has_pid(&self) -> bool {
+        self.pid.is_some()
+    }
+
     /// Whether a process passes the filter.
     pub fn matches(&self, process: &Process) -> bool {
         self.admits(process.pid, &process.comm, &process.cgroup, &process.placement)

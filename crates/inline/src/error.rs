@@ -61,7 +61,7 @@ pub enum BuildError {
     #[error("a function of the object allocator: {0}")]
     Object(Refusal),
     /// No function can be hooked.
-    #[error("none of the allocator's functions can be hooked inline")]
+    #[error("none of the allocator's functions can get an inline hook")]
     NothingToHook,
 }
 

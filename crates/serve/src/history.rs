@@ -1,6 +1,8 @@
 //! Totals of a recording over time: of all processes, and of the largest ones. All samples of the last hour are kept,
 //! and one for each minute of the day before that, within a bound on memory. Where samples are missing, there is a gap.
 
+mod kept;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 use serde::Serialize;
 
+pub use self::kept::KeptHistory;
 use super::page::{CONFIDENCE, ClientView};
 
 /// Time between samples, if they do not cost too much.
@@ -89,6 +92,9 @@ fn add(sum: &mut f64, figure: f64) {
     }
 }
 
+/// Processes of this run, by their one entry.
+type Present = HashSet<*const KnownProcess>;
+
 /// A process generation, and what filters ask about it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct KnownProcess {
@@ -120,6 +126,8 @@ struct Sample {
     time_ms: u64,
     /// Whether samples are missing before it.
     after_gap: bool,
+    /// Whether an earlier run took it.
+    is_earlier: bool,
     /// Whether losses may have affected one of the largest processes.
     lossy: bool,
     /// Whether there were more processes than the largest.
@@ -159,6 +167,9 @@ pub struct History {
     recent: VecDeque<Sample>,
     known: HashSet<Arc<KnownProcess>>,
     bytes: usize,
+    /// Whether it has samples of this run. Those before them are of earlier runs.
+    has_begun: bool,
+    keeper: Option<kept::Keeper>,
 }
 
 impl History {
@@ -186,14 +197,21 @@ impl History {
             let known = self.known(made.keys[*index], &profile.processes[*index]);
             largest.push((known, Figures::of(profile, pool, Some(*index))));
         }
-        self.keep(Sample {
+        // Earlier runs counted from other starts.
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let sample = Sample {
             time_ms,
-            after_gap: last_ms.is_none_or(|last| time_ms - last > longest_ms),
+            after_gap: is_first || last_ms.is_none_or(|last| time_ms - last > longest_ms),
+            is_earlier: false,
             lossy: pools.iter().any(|(_, pool)| pool.is_touched(profile, Value::InuseSpace)),
             more,
             whole: Figures::of(profile, &Pool::whole(profile), None),
             largest,
-        });
+        };
+        if let Some(keeper) = &mut self.keeper {
+            keeper.offer(&sample);
+        }
+        self.keep(sample);
     }
 
     /// What a client sees of the samples from `from_ms` to `to_ms` (Unix time in milliseconds, both included).
@@ -211,14 +229,22 @@ impl History {
     fn columns(&self, from_ms: u64, to_ms: u64, seen: &ClientView) -> (Past, BTreeMap<&str, Vec<Entry>>) {
         let mut past = Past { confidence: CONFIDENCE, ..Past::default() };
         let mut programs = BTreeMap::new();
+        // Before a restart of the machine, a PID belonged to another process.
+        let present = seen.scope.has_pid().then(|| self.present());
         let mut last: Option<&Sample> = None;
         for sample in self.samples().take_while(|sample| sample.time_ms <= to_ms) {
             let before = last.replace(sample).filter(|_| !sample.after_gap);
             if sample.time_ms >= from_ms {
-                past.add(sample, before, seen, &mut programs);
+                past.add(sample, before, (seen, present.as_ref()), &mut programs);
             }
         }
         (past, programs)
+    }
+
+    /// The processes in samples of this run.
+    fn present(&self) -> Present {
+        let own = self.samples().filter(|sample| !sample.is_earlier);
+        own.flat_map(|sample| &sample.largest).map(|(known, _)| Arc::as_ptr(known)).collect()
     }
 
     /// All samples, oldest first.
@@ -331,15 +357,20 @@ impl Program {
 }
 
 impl Past {
+    /// `present`: if given, what earlier runs know of other processes is left out.
     fn add<'a>(
         &mut self,
         sample: &'a Sample,
         before: Option<&Sample>,
-        seen: &ClientView,
+        (seen, present): (&ClientView, Option<&Present>),
         programs: &mut BTreeMap<&'a str, Vec<Entry>>,
     ) {
         let (rates, mut rate) = sample.rates(before);
-        let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| known.is_seen(seen));
+        let present = present.filter(|_| sample.is_earlier);
+        let is_seen = |known: &Arc<KnownProcess>| {
+            known.is_seen(seen) && present.is_none_or(|present| present.contains(&Arc::as_ptr(known)))
+        };
+        let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| is_seen(known));
         let largest: Vec<(&'a KnownProcess, &Figures, f64)> =
             largest.map(|((known, figures), rate)| (&**known, figures, rate)).collect();
         let mut sums: BTreeMap<&'a str, (f64, f64)> = BTreeMap::new();
@@ -385,19 +416,19 @@ mod tests {
 
     use super::*;
 
-    fn everything() -> ClientView {
+    pub(super) fn everything() -> ClientView {
         ClientView { scope: Filter::default(), filter: Filter::default() }
     }
 
     /// What a token with this scope sees.
-    fn scoped(key: &str, value: &str) -> ClientView {
+    pub(super) fn scoped(key: &str, value: &str) -> ClientView {
         let mut scope = Filter::default();
         assert_eq!(scope.set(key, value), Ok(true));
         ClientView { scope, ..everything() }
     }
 
     /// A profile at some second, with so many samples in use, and megabytes allocated, in its first process.
-    fn made(second: u64, samples: u64) -> FinishedProfile {
+    pub(super) fn made(second: u64, samples: u64) -> FinishedProfile {
         let mut profile = testing::small();
         profile.header.time = UNIX_EPOCH + Duration::from_secs(second);
         profile.rows[0].inuse = testing::sums(samples, 70_000, 524_288);
@@ -421,7 +452,13 @@ mod tests {
     }
 
     /// Keeps a sample of these processes: PID, in use, allocated.
-    fn keep(history: &mut History, second: u64, after_gap: bool, processes: &[(u32, f64, f64)], cgroup: &str) {
+    pub(super) fn keep(
+        history: &mut History,
+        second: u64,
+        after_gap: bool,
+        processes: &[(u32, f64, f64)],
+        cgroup: &str,
+    ) {
         let mut largest = Vec::with_capacity(processes.len());
         for &(pid, inuse, alloc) in processes {
             let process = Process { pid, comm: format!("p{}", pid % 10), cgroup: cgroup.into(), ..Process::default() };
@@ -436,7 +473,8 @@ mod tests {
 
     fn keep_largest(history: &mut History, second: u64, after_gap: bool, largest: Vec<(Arc<KnownProcess>, Figures)>) {
         let whole = Figures::sum(largest.iter().map(|(_, figures)| figures), false);
-        history.keep(Sample { time_ms: second * 1000, after_gap, lossy: false, more: false, whole, largest });
+        let (is_earlier, lossy, more) = (false, false, false);
+        history.keep(Sample { time_ms: second * 1000, after_gap, is_earlier, lossy, more, whole, largest });
     }
 
     /// Size of a history, counted anew.

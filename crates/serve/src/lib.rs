@@ -23,4 +23,5 @@ mod services;
 mod source;
 pub mod tls;
 
+pub use history::KeptHistory;
 pub use services::{ServePlan, Services};

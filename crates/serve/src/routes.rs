@@ -132,8 +132,8 @@ fn bad_request(reason: impl Into<String>) -> Refusal {
 pub struct Routes(Arc<ServerState>);
 
 impl Routes {
-    /// The endpoints of a recording.
-    pub fn new(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Self {
+    /// The endpoints of a recording. `history`: what is known from earlier runs.
+    pub fn new(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses, history: History) -> Self {
         let sharers = tokens.as_ref().map_or(1, Tokens::count);
         Self(Arc::new(ServerState {
             source: Source::new(recording, sharers),
@@ -142,7 +142,7 @@ impl Routes {
             differences: Places::new(MOST_DIFFERENCES, sharers),
             metrics: Mutex::default(),
             push,
-            history: Mutex::default(),
+            history: Mutex::new(history),
             moments: Moments::default(),
             suspects: Mutex::default(),
             layouts: page::Layouts::default(),

@@ -40,7 +40,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let routes = Routes::new(recording, Some(tokens), PushStatuses::default());
+    let routes = Routes::new(recording, Some(tokens), PushStatuses::default(), History::default());
     tokio::spawn(connections::serve(socket, None, routes, stopped));
     (address, stop)
 }

@@ -9,6 +9,7 @@ use heapbpf_record::requests::RecordingHandle;
 use tokio::sync::oneshot;
 
 use super::connections;
+use super::history::KeptHistory;
 use super::listen::Listen;
 use super::push::PushStatuses;
 use super::routes::Routes;
@@ -28,17 +29,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server.
+    /// Starts the server. `kept`: the history of earlier runs, to continue.
     ///
     /// # Errors
     /// The system provides no thread or no event queue.
-    pub fn start(listen: Listen, recording: RecordingHandle, push: PushStatuses) -> std::io::Result<Self> {
+    pub fn start(
+        listen: Listen,
+        recording: RecordingHandle,
+        push: PushStatuses,
+        kept: Option<KeptHistory>,
+    ) -> std::io::Result<Self> {
+        let history = kept.map(KeptHistory::start).transpose()?.unwrap_or_default();
         let (address, is_tls) = (listen.address, listen.tls.is_some());
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
-            let routes = Routes::new(recording, listen.tokens, push);
+            let routes = Routes::new(recording, listen.tokens, push, history);
             restrict_server();
             runtime.spawn(routes.clone().remember());
             runtime.block_on(connections::serve(listen.socket, listen.tls, routes, stopped));

@@ -2,6 +2,7 @@
 
 use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
 
+use super::history::KeptHistory;
 use super::listen::Listen;
 use super::push::{PushPlan, Pusher};
 use super::server::Server;
@@ -11,6 +12,8 @@ use super::server::Server;
 pub struct ServePlan {
     /// The address that answers scrapers, already bound.
     pub listen: Option<Listen>,
+    /// What the server remembers of earlier runs, and keeps for later ones.
+    pub history: Option<KeptHistory>,
     /// Where profiles are pushed.
     pub push: Option<PushPlan>,
 }
@@ -36,7 +39,7 @@ impl Services {
     pub fn start(plan: ServePlan, recording: RecordingHandle) -> std::io::Result<Self> {
         let pusher = plan.push.map(|push| Pusher::start(push, recording.clone())).transpose()?;
         let statuses = pusher.as_ref().map(Pusher::statuses).unwrap_or_default();
-        let server = plan.listen.map(|listen| Server::start(listen, recording, statuses)).transpose()?;
+        let server = plan.listen.map(|listen| Server::start(listen, recording, statuses, plan.history)).transpose()?;
         Ok(Self { pusher, server })
     }
 

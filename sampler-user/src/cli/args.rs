@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile (the default command)
     Record(Box<RecordArgs>),
-    /// Keep running for scrapers: record with --listen or --push
+    /// Record until stopped: serve a web page, pprof and metrics (--listen), or send profiles (--push)
     Serve(Box<RecordArgs>),
     /// Watch running processes, or a running `heapbpf serve`, live in this terminal
     Top(Box<TopArgs>),
@@ -43,9 +43,9 @@ pub enum Command {
     Merge(MergeArgs),
     /// Show what each sampling interval would see of a program, and what it costs
     Plan(Box<PlanArgs>),
-    /// Count what running processes have in use now, by type and size, including older allocations
+    /// Count what processes have in use now, by type and size, also from before heapbpf was started
     Census(CensusArgs),
-    /// Check what this kernel, the targets and their allocators allow
+    /// Check what can be recorded on this machine and of these processes, and why not
     Doctor(DoctorArgs),
     /// Record a program with a leak, for a first look
     Demo(DemoArgs),
@@ -190,7 +190,7 @@ pub struct DoctorArgs {
     /// Only remove inline hooks that a killed heapbpf left, from all processes or those named by --pid
     #[arg(long, conflicts_with_all = ["measure", "json"])]
     pub clean: bool,
-    /// Only forget which programs crashed under inline hooks, so that they are hooked inline again
+    /// Only forget which programs crashed under inline hooks, so that they get them again
     #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
     pub forget_crashes: bool,
     /// As JSON

@@ -67,12 +67,12 @@ impl LinkArg {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum HookArg {
-    /// Inline where possible (x86-64), else with probes; usdt for a process without an allocator that can be hooked
+    /// Inline where possible (x86-64), else with probes; usdt for a process without an allocator that either can count
     #[default]
     Auto,
     /// With probes, which trap on every call; nothing is written into processes
     Probe,
-    /// Inside the process, with code that is mapped into it (x86-64); warns where that is refused
+    /// From inside the process, by code that heapbpf puts into it (x86-64); warns where that is refused
     Inline,
     /// By the process itself, which announces samples through USDT probes of the provider otel_memory (x86-64)
     Usdt,
@@ -92,10 +92,10 @@ impl From<HookArg> for Hook {
 /// Whether Python's own objects are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PythonObjectsArg {
-    /// In processes that are hooked inline, where each costs a few nanoseconds
+    /// In processes with inline hooks, where each costs a few nanoseconds
     #[default]
     Auto,
-    /// Also with probes, if no process is to be hooked inline: each object then traps three times (call, return, free), so the program is much slower
+    /// Also with probes, if no process is counted from inside: each object then traps three times (call, return, free), so the program is much slower
     Yes,
     /// Nowhere
     No,

@@ -19,7 +19,7 @@ heapbpf shows which code of running programs allocates and holds memory:
   sudo heapbpf --pid PID -d 10s          a program that is already running
   sudo heapbpf -d 10s -- COMMAND         a program from its start, and what it starts
   sudo heapbpf --all -d 30s              every program on this host
-  heapbpf doctor                         what this machine allows (options: --help)
+  heapbpf doctor                         what can be recorded here (options: heapbpf -h)
 ";
 
 /// Prints the completions of a shell.

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use heapbpf_record::output::{self, Output, OutputError};
 use heapbpf_record::plan::TriggerOptions;
-use heapbpf_serve::push::{PushPlan, SpoolOptions};
+use heapbpf_serve::KeptHistory;
+use heapbpf_serve::push::{PushError, PushPlan, SpoolOptions};
 
 use super::error::PlanError;
 use super::record_args::{RecordArgs, ServeArgs};
@@ -19,6 +20,21 @@ pub(super) fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
     }
     let spool = args.spool.as_ref().map(|dir| SpoolOptions { dir: dir.clone(), most_bytes: args.spool_bytes });
     Ok(Some(PushPlan::open(&args.push, args.push_every, spool.as_ref())?))
+}
+
+/// Returns the history of earlier runs, if the recording serves and has a spool.
+///
+/// # Errors
+/// The spool cannot be used, or nothing would be kept in it.
+pub(super) fn history(args: &ServeArgs) -> Result<Option<KeptHistory>, PlanError> {
+    let Some(dir) = &args.spool else { return Ok(None) };
+    if args.listen.is_some() {
+        return Ok(Some(KeptHistory::open(dir).map_err(PushError::from)?));
+    }
+    if args.push.is_empty() {
+        return Err(PlanError::Usage("--spool needs --push URL, --listen ADDR, or both".into()));
+    }
+    Ok(None)
 }
 
 /// Checks that `heapbpf serve` has an address to listen on or a URL to push to.

@@ -196,7 +196,7 @@ fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {
         Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref(), tls)?),
         None => None,
     };
-    Ok(ServePlan { listen, push: pipelines::push(&args.serve)? })
+    Ok(ServePlan { listen, history: pipelines::history(&args.serve)?, push: pipelines::push(&args.serve)? })
 }
 
 fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static formats::Format) -> OutputPlan {

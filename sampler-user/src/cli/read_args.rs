@@ -159,7 +159,7 @@ pub struct ReportArgs {
     /// Also show error bars of bytes whose coverage is guaranteed for every mix of sizes
     #[arg(long)]
     pub guaranteed: bool,
-    /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
+    /// Adjust allocations so that their totals are the exact counts (error bars stay those of the raw estimates)
     #[arg(long)]
     pub calibrate: bool,
     /// Moment of the in-use figures

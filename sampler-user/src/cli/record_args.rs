@@ -69,10 +69,10 @@ pub struct TargetArgs {
     /// Processes in the container with this ID (or the beginning of it), present and future
     #[arg(long, value_name = "ID", conflicts_with = "cgroup", help_heading = "Target")]
     pub container: Option<String>,
-    /// Also profile what a target has started, starts or executes, whatever its name and cgroup (default)
+    /// Also profile children of these processes, earlier and later ones, and what they execute (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Profile only processes that are named or match themselves; with up to eight named ones, others pay nothing
+    /// Leave children out; for up to eight processes that are named by --pid, probes then slow no others
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
@@ -90,9 +90,9 @@ pub struct TargetArgs {
 /// Which allocations are sampled, and what is known of them.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
-    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`. 1 samples every allocation, 0 gives exact totals
-    /// only, `auto` takes the smallest at which samples cost little. With other criteria, allocations instead of bytes;
-    /// `@plan.json` has intervals by size class
+    /// Mean number of bytes between samples: `4096`, `64k`, `64KiB`, `1MB`. 1 samples every allocation, 0 only counts,
+    /// `auto` takes the smallest at which samples cost little. With --criterion, allocations instead of bytes, or
+    /// `@plan.json` for intervals by size
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
     /// What is equally likely to be sampled
@@ -104,7 +104,7 @@ pub struct SamplingArgs {
     /// Also record what programs map without an allocator: mmap, munmap, mremap, brk
     #[arg(long, help_heading = "Sampling")]
     pub mmap: bool,
-    /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
+    /// Adjust allocations so that their totals are the exact counts (error bars stay those of the raw estimates)
     #[arg(long, help_heading = "Sampling")]
     pub calibrate: bool,
     /// Seed for reproducible sampling (for tests)
@@ -118,7 +118,8 @@ pub struct OutputArgs {
     /// Moment of the in-use figures
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
     pub at: AtArg,
-    /// Output file, or FORMAT:FILE; `-` is standard output; may be repeated
+    /// Write the profile to this file. The suffix names the format: x.json has everything, x.pb.gz is for pprof, x.html
+    /// is a page; or FORMAT:FILE. `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<OutputFile>,
     /// Format, if the file's extension does not determine it
@@ -297,8 +298,9 @@ pub struct ServeArgs {
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that are not delivered yet in this directory, across restarts; default: in memory
-    #[arg(long, value_name = "DIR", requires = "push", help_heading = "Pipelines")]
+    /// Keep profiles that are not delivered yet in this directory, and with --listen the totals of 24 hours, across
+    /// restarts; default: in memory
+    #[arg(long, value_name = "DIR", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
     /// Maximum size of the spool for each destination; the oldest profiles are dropped first
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB", help_heading = "Pipelines")]

@@ -194,7 +194,7 @@ fn inline_text(inline: &InlineAudit) -> String {
     }
     let replaced = units::bytes(inline.replaced_bytes as f64);
     let mut text =
-        format!("{} functions in {file} would be hooked inline: {replaced} of code are replaced", inline.functions);
+        format!("{} functions in {file} would get inline hooks: {replaced} of code are replaced", inline.functions);
     if let (Some(pair), Some(probes)) = (inline.pair_ns, inline.probe_pair_ns) {
         text.push_str(&format!(
             "; malloc and free take {} ns more, with probes {probes:.0} ns",
@@ -385,7 +385,7 @@ mod tests {
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
             "a pair of both that is not sampled, with inline hooks   1.3\n",
-            "  inline      14 functions in libc.so.6 would be hooked inline: 24.0 KiB of code\n              are replaced; malloc \
+            "  inline      14 functions in libc.so.6 would get inline hooks: 24.0 KiB of code\n              are replaced; malloc \
              and free take 1.3 ns more, with probes 9551\n              ns\n",
             "  inline      x.so would use probes, not inline hooks: it is traced\n",
             "  stacks      1 module by call frame information; functions of Python 3.11; methods of Java \

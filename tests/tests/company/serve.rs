@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
 use heapbpf_tests::pprof;
@@ -121,6 +121,39 @@ fn a_service_remembers_from_its_start() {
         assert!((truth..truth + 100_000.0).contains(&change), "{change} of {truth}");
     }
     recording.stop();
+}
+
+/// A restart: the second service shows what the first one kept, after which there is a gap.
+#[test]
+fn totals_outlive_a_service_with_a_spool() {
+    let Some(_turn) = turn("totals_outlive_a_service_with_a_spool") else { return };
+    let target = Target::start(&program("growing"), ["20000"]);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("spool/history/totals");
+    let start = || {
+        let spool = dir.path().join("spool").display().to_string();
+        Recorder::of(target.pid(), 1).without_outputs().option("--spool", &spool).serve()
+    };
+    let numbers = |address: SocketAddr, key: &str| -> Vec<Option<u64>> {
+        let past: serde_json::Value = serde_json::from_slice(&get(address, "/history").body).expect("JSON");
+        past[key].as_array().expect("a list").iter().map(serde_json::Value::as_u64).collect()
+    };
+    let (first, address) = start();
+    until("it is kept", || {
+        !numbers(address, "time_ms").is_empty() && fs::metadata(&file).is_ok_and(|about| about.len() > 0)
+    });
+    let before = ["time_ms", "inuse", "low", "high"].map(|key| numbers(address, key)[0]);
+    first.stop();
+    let restarted = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
+
+    let (second, address) = start();
+    until("the second one has totals of its own", || numbers(address, "time_ms").len() > 1);
+    assert_eq!(["time_ms", "inuse", "low", "high"].map(|key| numbers(address, key)[0]), before);
+    assert_eq!(numbers(address, "after_gap")[1], Some(1), "a restart is a gap");
+    assert_eq!(numbers(address, "alloc_per_second")[..2], [None, None], "nothing is computed across it");
+    let profiles = numbers(address, "profiles_ms");
+    assert!(profiles.iter().all(|time| *time >= Some(restarted)), "profiles are not kept: {profiles:?}");
+    second.stop();
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_command_that_runs_on_is_told() {
     let Some(_turn) = turn("a_command_that_runs_on_is_told") else { return };
     let recorder = Recorder::new().option("--duration", "500ms");
     let outcome = recorder.command(Path::new(SHELL), ["-c", "sleep 3"]).start().finish();
-    assert!(outcome.stderr.contains("the command runs on (process "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the command is still running (process "), "{}", outcome.stderr);
 }
 
 #[test]

@@ -70,12 +70,12 @@ impl Bench {
         let mut begun = Begun::default();
         for line in &mut lines {
             let line = line?;
-            if line.contains("hooked inline") {
+            if line.contains("counted from inside") {
                 begun.first.get_or_insert(start.elapsed());
             }
-            begun.stops.extend(line.split_once("hooked inline, stopped for ").and_then(|(_, time)| duration(time)));
-            begun.attempts += usize::from(line.contains("not hooked inline yet"));
-            if line.contains("not hooked inline:") {
+            begun.stops.extend(line.split_once("counted from inside, stopped for ").and_then(|(_, time)| duration(time)));
+            begun.attempts += usize::from(line.contains("not counted from inside yet"));
+            if line.contains("not counted from inside:") {
                 eprintln!("{line}");
             }
             if line.starts_with("heapbpf: recording") {

@@ -373,7 +373,7 @@ impl InlineHooks {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|pause| refused.may_pass_in(*pause)) {
                 Some(pause) => {
-                    log::info!("process {pid} is not hooked inline yet: {refused}; next attempt in {pause:?}");
+                    log::info!("process {pid} is not counted from inside yet: {refused}; next attempt in {pause:?}");
                     (Service::Waits { attempts, until: Instant::now() + pause }, None)
                 }
                 None => {
@@ -601,7 +601,7 @@ impl InlineHooks {
         };
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
-                log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
+                log::info!("process {pid}: counted from inside, stopped for {:?}", stopped.time);
                 self.counted.add(process, prepared.linked);
                 self.lead(pid, &prepared.leads);
                 return Ok(());

@@ -67,7 +67,7 @@ fn each(profile: &Profile) -> impl Iterator<Item = &Process> {
 /// How the calls of a process were counted.
 fn way(process: &Process) -> &'static str {
     match (process.hook, process.own_links) {
-        (Some(Hook::Inline), _) => "by inline hooks",
+        (Some(Hook::Inline), _) => "by inline hooks, from inside",
         (Some(Hook::Usdt), _) => "by their own samples (USDT)",
         (Some(Hook::GoRuntime), _) => "by Go's runtime",
         (Some(Hook::Probe), Some(true)) => "by probes of their own",
@@ -114,7 +114,7 @@ mod tests {
                 "How calls were counted",
                 "  by probes of their own: 7 processes",
                 "  not counted: 5 processes",
-                "  by inline hooks: 1 process",
+                "  by inline hooks, from inside: 1 process",
                 "  ! 5 processes were not counted from inside: it is traced (x (10), x (11), x (12), …)",
                 "  ! 1 process was not counted from inside: it runs with shadow stacks (worker \"x\" (4300))",
             ]

@@ -164,7 +164,7 @@ impl Attaching {
     pub(crate) fn stays_probed(&mut self, pid: u32, why: &str) {
         self.standing.note(pid, Err(why.to_owned()));
         if self.inline_is_asked {
-            log::info!("process {pid} is not hooked inline: {why}");
+            log::info!("process {pid} is not counted from inside: {why}");
             self.refusals.note(pid, why);
         }
     }

@@ -320,7 +320,7 @@ impl ActiveRecording {
             say(format!("the command was ended: {signal}"));
         }
         if let Some(pid) = self.command.running.as_mut().and_then(Running::still_runs) {
-            say(format!("the command runs on (process {pid}); only the recording has ended"));
+            say(format!("the command is still running (process {pid}); only the recording has ended"));
         }
     }
 }

@@ -23,7 +23,7 @@ use self::batch::batches;
 use self::destination::Destination;
 pub use self::destination::DestinationError;
 use self::queue::{Counts, Queue};
-pub use self::spool::{SpoolError, SpoolOptions};
+pub use self::spool::{OwnDir, SpoolError, SpoolOptions};
 use super::delta::{Inuse, difference};
 
 /// What is pushed where.

@@ -90,22 +90,9 @@ impl Spool {
     /// The directory cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-        let named = options.dir.join(destination.chars().map(safe).collect::<String>());
+        let OwnDir { named, open, path: dir, lock } =
+            OwnDir::open(&options.dir, &destination.chars().map(safe).collect::<String>())?;
         let failed = |source| SpoolError::Io { dir: named.clone(), source };
-        let open = own_dir(&options.dir, &named)?;
-        let dir = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(dir.join(LOCK))
-            .map_err(failed)?;
-        lock.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf is pushing from it")),
-            fs::TryLockError::Error(error) => failed(error),
-        })?;
         // Only an attempt shows whether the directory is writable.
         tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&dir).map_err(failed)?;
         let mut files = BTreeMap::new();
@@ -210,7 +197,70 @@ impl Spool {
     }
 }
 
-/// Opens a destination's directory, and creates it if needed. Follows no link in its place, and no other user's link in
+/// A directory in the spool that is exclusively ours, and that no other heapbpf uses.
+#[derive(Debug)]
+pub struct OwnDir {
+    /// Its name, for messages.
+    pub named: PathBuf,
+    open: File,
+    /// The directory, by its descriptor.
+    pub path: PathBuf,
+    lock: File,
+}
+
+impl OwnDir {
+    /// Opens the directory `name` in the spool's directory, and creates both if needed.
+    ///
+    /// # Errors
+    /// It cannot be created, others could change what is in it, or another heapbpf uses it.
+    pub fn open(above: &Path, name: &str) -> Result<Self, SpoolError> {
+        let named = above.join(name);
+        let failed = |source| SpoolError::Io { dir: named.clone(), source };
+        let open = own_dir(above, &named)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path.join(LOCK))
+            .map_err(failed)?;
+        lock.try_lock().map_err(|error| match error {
+            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf uses it")),
+            fs::TryLockError::Error(error) => failed(error),
+        })?;
+        Ok(Self { named, open, path, lock })
+    }
+
+    /// Opens a file in it for reading and appending. If there is none, creates one or returns `None`.
+    ///
+    /// # Errors
+    /// It cannot be opened, or it is not a regular file that only we may write.
+    pub fn file(&self, name: &str, create: bool) -> Result<Option<File>, SpoolError> {
+        let dir = self.named.join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(create).mode(0o600);
+        let opened = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.path.join(name));
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
+                return Err(SpoolError::NotOurs { dir, what: "it is not a regular file".into() });
+            }
+            opened => opened.map_err(|source| SpoolError::Io { dir: dir.clone(), source })?,
+        };
+        let metadata = file.metadata().map_err(|source| SpoolError::Io { dir: dir.clone(), source })?;
+        // SAFETY: `geteuid` takes no arguments and cannot fail.
+        let own = unsafe { libc::geteuid() };
+        if !metadata.is_file() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
+            let what = "it is not a regular file that only heapbpf may write".into();
+            return Err(SpoolError::NotOurs { dir, what });
+        }
+        Ok(Some(file))
+    }
+}
+
+/// Opens a directory of the spool, and creates it if needed. Follows no link in its place, and no other user's link in
 /// the place of the directory above.
 fn own_dir(above: &Path, dir: &Path) -> Result<File, SpoolError> {
     let failed = |source| SpoolError::Io { dir: dir.into(), source };
