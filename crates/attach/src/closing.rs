@@ -1,5 +1,6 @@
-//! Closes links of processes that have ended, and of files that no process maps any more, on a separate thread. The
-//! kernel takes tens of milliseconds for each, which would add up where many programs are executed.
+//! Closes links of processes that have ended, of files that no process maps any more, and of a recording that is over,
+//! on a separate thread. The kernel takes tens of milliseconds for each, which would add up where many programs are
+//! executed.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -21,7 +22,7 @@ impl Close for InlineLinks {
 
 impl Close for Links {
     fn close_all(links: impl Iterator<Item = Self>) {
-        links.for_each(drop);
+        Self::close(links);
     }
 }
 

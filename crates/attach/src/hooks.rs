@@ -465,15 +465,20 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         self.gave_up_frees
     }
 
-    /// Removes all probes.
-    pub fn release_all(&mut self) {
+    /// Makes all links loose ([`take_loose`](Self::take_loose)).
+    pub fn loosen_all(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
         self.asked.clear();
-        while let Some(made) = self.making.wait() {
-            drop(made);
+        while let Some((_, made)) = self.making.wait() {
+            self.loose.extend(made.and_then(Result::ok).map(|(links, _)| links));
         }
+        self.loose.extend(self.links.drain().map(|(_, links)| links));
+    }
+
+    /// Removes all probes.
+    pub fn release_all(&mut self) {
+        self.loosen_all();
         self.loose.clear();
-        self.links.clear();
     }
 
     /// Whether a file has links for one process, or for all processes.

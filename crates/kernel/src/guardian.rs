@@ -23,7 +23,7 @@ use heapbpf_host::helper::{Helper, LAST_WAIT};
 use heapbpf_host::messages::{Descriptors, connection, receive, send};
 use heapbpf_host::side_by_side::while_waiting;
 
-use self::messages::{How, LinkRequest, MOST_POINTS, Request};
+use self::messages::{How, LinkRequest, MOST_LET_GO, MOST_POINTS, Request};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
 
@@ -48,7 +48,7 @@ impl Drop for ProbeLink {
     fn drop(&mut self) {
         drop(self.own.take());
         if let Some((guardian, number)) = &self.held {
-            guardian.let_go(*number);
+            guardian.let_go(only(*number));
         }
     }
 }
@@ -60,10 +60,25 @@ impl ProbeLink {
     pub fn close_side_by_side(mut links: Vec<Self>) {
         for link in &mut links {
             if let Some((guardian, number)) = link.held.take() {
-                guardian.let_go(number);
+                guardian.let_go(only(number));
             }
         }
         while_waiting(links, drop);
+    }
+
+    /// Closes several links of one recording. The guardian removes their probes side by side.
+    pub fn close_by_guardian(links: &mut [Self]) {
+        for links in links.chunks_mut(MOST_LET_GO) {
+            let (mut numbers, mut guardian) = ([0; MOST_LET_GO], None);
+            for (link, number) in links.iter_mut().zip(&mut numbers) {
+                // The guardian's descriptors are closed last.
+                drop(link.own.take());
+                if let Some(held) = link.held.take() {
+                    (guardian, *number) = (Some(held.0), held.1);
+                }
+            }
+            guardian.into_iter().for_each(|guardian| guardian.let_go(numbers));
+        }
     }
 }
 
@@ -149,11 +164,18 @@ impl Guardian {
         }
     }
 
-    fn let_go(&self, number: u64) {
+    fn let_go(&self, numbers: [u64; MOST_LET_GO]) {
         if let Some(connection) = &self.0 {
-            let _ = connection.lock().unwrap_or_else(PoisonError::into_inner).ask(&Request::LetGo { number }, &[]);
+            let _ = connection.lock().unwrap_or_else(PoisonError::into_inner).ask(&Request::LetGo { numbers }, &[]);
         }
     }
+}
+
+/// The numbers in a request to release one link.
+const fn only(number: u64) -> [u64; MOST_LET_GO] {
+    let mut numbers = [0; MOST_LET_GO];
+    numbers[0] = number;
+    numbers
 }
 
 /// Why the guardian made no link.
@@ -187,7 +209,7 @@ impl Connection {
             Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
             // If it is our side that lacks descriptors, the link was made.
             Some((libc::EMFILE, _)) => {
-                self.ask(&Request::LetGo { number }, &[]);
+                self.ask(&Request::LetGo { numbers: only(number) }, &[]);
                 Err(Unmade::Unable)
             }
             Some((libc::EPERM | libc::EACCES | libc::ENFILE | 0, _)) | None => Err(Unmade::Unable),

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
@@ -57,14 +58,17 @@ pub struct Loader {
     ahead: Mutex<Vec<(NamedProgram, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
-    /// The initial rings for events and stacks.
-    rings: [NewRing; 2],
+    /// The initial rings for events and stacks, until they are taken.
+    rings: [Mutex<Option<RingMaker>>; 2],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
     thread_freed: Option<u32>,
     knows_multi: bool,
     tracepoint_copies: usize,
 }
+
+/// A thread that creates a ring. The kernel waits a grace period before the programs write to it.
+type RingMaker = JoinHandle<Result<NewRing, KernelError>>;
 
 const CALL: u8 = 0x85;
 /// `BPF_PSEUDO_KFUNC_CALL`.
@@ -106,15 +110,8 @@ impl Loader {
             maps.insert(name.clone(), create_map(name, definition, btf.as_fd(), sizes)?);
         }
         let rings = maps.get(RINGS).ok_or_else(|| object_error(format!("it has no map {RINGS}")))?;
-        let put = |id, bytes| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes));
-        // The kernel waits a grace period for each.
-        let (events, stacks) = std::thread::scope(|scope| {
-            let events = scope.spawn(|| put(RingId::Events, sizes.events_bytes));
-            let stacks = put(RingId::Stacks, sizes.stacks_bytes);
-            (events.join(), stacks)
-        });
-        let events = events.map_err(|_| KernelError::Object("the events ring was not made".into()))?;
-        let rings = [events?, stacks?];
+        let make = |id, bytes| make_ring(rings, id, bytes).map(|maker| Mutex::new(Some(maker)));
+        let rings = [make(RingId::Events, sizes.events_bytes)?, make(RingId::Stacks, sizes.stacks_bytes)?];
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         object
             .relocate_maps(definitions.iter().map(|(name, map)| (name.as_str(), maps[name].as_raw_fd(), map)), &text)
@@ -248,9 +245,15 @@ impl Loader {
         self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
     }
 
-    /// The ring that was created with the maps.
-    pub const fn first_ring(&self, id: RingId) -> &NewRing {
-        &self.rings[id as usize]
+    /// Takes one of the rings that are created with the maps. When this returns, the programs write to it.
+    ///
+    /// # Errors
+    /// As for [`ring_maps::create`]. Or it was taken before.
+    pub fn take_first_ring(&self, id: RingId) -> Result<NewRing, KernelError> {
+        let unmade = || object_error(format!("its ring {} was not made", id.name()));
+        let maker = self.rings.get(id as usize).and_then(|maker| maker.lock().ok()?.take());
+        let made = maker.ok_or_else(unmade)?.join().unwrap_or_else(|_| Err(unmade()));
+        made.map_err(KernelError::or_too_old)
     }
 
     /// Returns a map for aya's typed wrappers.
@@ -261,6 +264,14 @@ impl Loader {
         let fd = self.map(name)?.try_clone_to_owned().map_err(object_error)?;
         aya::maps::MapData::from_fd(fd).and_then(aya::maps::Map::from_map_data).map_err(object_error)
     }
+}
+
+/// Starts a thread that creates a ring, because programs can be loaded in the meantime.
+fn make_ring(rings: &OwnedFd, id: RingId, bytes: u32) -> Result<RingMaker, KernelError> {
+    let refused = |source| KernelError::of_map(id.name(), source);
+    let rings = rings.try_clone().map_err(refused)?;
+    let make = move || ring_maps::put_new(rings.as_fd(), id, u64::from(bytes));
+    Builder::new().name("ring".into()).spawn(make).map_err(refused)
 }
 
 fn create_map(

@@ -494,6 +494,12 @@ impl Links {
         self.links.drain(..std::mem::take(&mut self.frees));
     }
 
+    /// Removes the probes of links that count nothing any more, in any order.
+    pub fn close(unused: impl Iterator<Item = Self>) {
+        let mut links: Vec<ProbeLink> = unused.flat_map(|mut it| std::mem::take(&mut it.links)).collect();
+        ProbeLink::close_by_guardian(&mut links);
+    }
+
     /// Appends links to other instructions. Links to functions that free must be added first.
     fn take_in(&mut self, mut other: Self) {
         self.frees += other.frees;

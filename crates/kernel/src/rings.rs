@@ -28,19 +28,16 @@ pub struct Ring {
 const SLAB_BYTES: usize = 1 << 20;
 
 impl Ring {
-    /// Opens the ring that was created with the maps.
+    /// Opens the ring that is created with the maps. That is possible once.
     ///
     /// # Errors
-    /// It cannot be mapped into memory.
+    /// It cannot be created, or cannot be mapped into memory.
     pub fn open(loader: &Loader, id: RingId) -> Result<Self, KernelError> {
-        let copy = |fd: BorrowedFd<'_>| {
-            fd.try_clone_to_owned().map_err(|source| KernelError::Read { what: "a descriptor of a ring", source })
-        };
-        let first = loader.first_ring(id);
+        let rings = loader.map(RINGS)?.try_clone_to_owned();
         Ok(Self {
             id,
-            rings: copy(loader.map(RINGS)?)?,
-            current: map(id, NewRing { fd: copy(first.fd.as_fd())?, bytes: first.bytes })?,
+            rings: rings.map_err(|source| KernelError::Read { what: "a descriptor of a ring", source })?,
+            current: map(id, loader.take_first_ring(id)?)?,
             next: None,
             passed_bytes: 0,
             slab: BytesMut::new(),

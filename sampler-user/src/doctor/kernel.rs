@@ -15,6 +15,7 @@ use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::loader::{Loader, MapSizes};
 use heapbpf_kernel::mappings::MappingProbes;
 use heapbpf_kernel::programs::{Programs, When};
+use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::{KernelError, object};
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
@@ -195,7 +196,12 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         ..Config::default()
     };
     let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 64 };
-    let loader = object::object().ok_or(KernelError::NoObject).and_then(|bytes| Loader::new(bytes, &config, &sizes));
+    let loader = object::object().ok_or(KernelError::NoObject).and_then(|bytes| {
+        let loader = Loader::new(bytes, &config, &sizes)?;
+        loader.take_first_ring(RingId::Events)?;
+        loader.take_first_ring(RingId::Stacks)?;
+        Ok(loader)
+    });
     let control = loader.as_ref().ok().map(ControlMaps::open);
     let loader = match loader {
         Ok(loader) => {

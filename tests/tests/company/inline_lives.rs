@@ -7,7 +7,7 @@ use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::environment::{heapbpf, turn};
 use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, recorder};
 use heapbpf_tests::output::{self, Profile, Stats};
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
@@ -306,5 +306,27 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
         assert!(!outcome.stdout.contains("counted exactly"), "{}", outcome.stdout);
         assert_eq!((stats.hits, stats.lost()), (11, 0), "{stats:?}");
         assert!(target.end().success());
+    }
+}
+
+/// Tests of the long set.
+mod long {
+    use super::*;
+
+    /// More blocks than the smallest set holds, of more threads than have a slot of their own.
+    #[test]
+    fn blocks_of_thousands_of_threads_are_all_followed() {
+        let Some(_turn) = turn("blocks_of_thousands_of_threads_are_all_followed") else { return };
+        let threads = program_with("threads", "threads-6000", &["-DTHREADS=6000"]);
+        let mut target = Target::start(&threads, ["0"]);
+        let recorder = Recorder::of(target.pid(), 1).option("--hook", "inline").flag("--lossless");
+        let recording = recorder.start();
+        assert!(is_hooked(target.pid()), "{}", recording.said());
+        let truth = target.run();
+        assert!(truth.live_allocs() > 1 << 16, "{truth:?}");
+        let (profile, stats) = recording.stop().results();
+        counted_exactly(&stats, &truth);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(["untracked", "set_full"].map(|name| stats.other[name]), [0; 2], "{:?}", profile.notes);
     }
 }

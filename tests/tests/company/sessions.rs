@@ -101,9 +101,10 @@ fn a_commands_exit_status_is_heapbpfs() {
     ] {
         let outcome = Recorder::new().command(Path::new(SHELL), ["-c", script]).start().ends();
         assert_eq!(outcome.status.code(), Some(code), "{script}: {}", outcome.stderr);
-        outcome.results();
+        let (profile, _) = outcome.results();
         let reported = outcome.stderr.lines().find_map(|line| line.strip_prefix("heapbpf: the command was ended: "));
-        assert_eq!(reported, signal, "{script}: {}", outcome.stderr);
+        let noted = profile.notes.iter().find_map(|note| note.strip_prefix("the command was ended: "));
+        assert_eq!([reported, noted], [signal; 2], "{script}: {}", outcome.stderr);
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) struct Counted {
     processes: HashMap<ProcessKey, Process>,
     /// Links by the process that was hooked. They serve its children, too.
     linked: HashMap<ProcessKey, Vec<Linked>>,
-    /// The links of processes that have exited.
+    /// The links of processes that have exited, or have lost their hooks.
     closing: Closing<InlineLinks>,
     /// Whether children are targets.
     follows: bool,
@@ -715,7 +715,7 @@ impl Counted {
             not_busy(entries, &busy).iter().for_each(|(process, _)| self.map.remove(*process));
         }
         let unused = self.linked.extract_if(|hooked, _| !busy.contains(&hooked.tgid));
-        InlineLinks::close(unused.flat_map(|(_, linked)| linked).map(|linked| linked.links));
+        unused.flat_map(|(_, linked)| linked).for_each(|linked| self.closing.close(linked.links));
         at_rest
     }
 }

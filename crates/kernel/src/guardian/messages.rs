@@ -7,16 +7,18 @@ pub const MOST_POINTS: usize = 4096;
 pub const MOST_WORDS: usize = HEAD + 3 * MOST_POINTS;
 /// Words before the offsets, cookies and semaphores.
 const HEAD: usize = 6;
+/// Maximum number of links in one request to release some.
+pub const MOST_LET_GO: usize = HEAD - 1;
 
 /// What the daemon asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// Make a link and hold it as well. The program and the file come with the message.
     Link(LinkRequest<'a>),
-    /// Release a link. The answer comes when it is closed.
+    /// Release some links, side by side. The answer comes when all are closed.
     LetGo {
-        /// Number of the link.
-        number: u64,
+        /// Numbers of the links; 0 for none.
+        numbers: [u64; MOST_LET_GO],
     },
     /// End. The daemon is exiting normally.
     End,
@@ -67,7 +69,7 @@ impl<'a> Request<'a> {
     /// The request as words.
     pub fn words(&self) -> Vec<u64> {
         match self {
-            Self::LetGo { number } => vec![LET_GO, *number, 0, 0, 0, 0],
+            Self::LetGo { numbers } => [&[LET_GO][..], &numbers[..]].concat(),
             Self::End => vec![END, 0, 0, 0, 0, 0],
             Self::Link(wanted) => {
                 let (kind, first, second) = match wanted.how {
@@ -91,7 +93,7 @@ impl<'a> Request<'a> {
         if !matches!(kind, MULTI | PERF) {
             let is_bare = points.is_empty();
             return match kind {
-                LET_GO if is_bare => Some(Self::LetGo { number }),
+                LET_GO if is_bare => Some(Self::LetGo { numbers: [number, first, second, pid, count] }),
                 END if is_bare => Some(Self::End),
                 _ => None,
             };
@@ -130,7 +132,7 @@ mod tests {
             link(multi, Some(12), &[16, 32], &[1, 2], &[0, 64]),
             link(perf, None, &[16], &[u64::MAX], &[]),
             link(perf, None, &[16], &[u64::MAX], &[64]),
-            Request::LetGo { number: u64::MAX },
+            Request::LetGo { numbers: [u64::MAX, 1, 2, 3, 0] },
             Request::End,
         ] {
             let words = request.words();

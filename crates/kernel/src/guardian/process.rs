@@ -5,13 +5,15 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 
 use heapbpf_host::independent::independent_of;
 use heapbpf_host::messages::{Descriptors, receive, send};
 use heapbpf_host::privileges::restrict_guardian;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::messages::{How, LinkRequest, MOST_WORDS, Request};
+use super::messages::{How, LinkRequest, MOST_LET_GO, MOST_WORDS, Request};
 use crate::sys;
 
 /// Argument that makes heapbpf run as the guardian. The daemon's PID follows, then [`AS_ADMIN`] or nothing.
@@ -20,6 +22,9 @@ pub const WORD: &str = "hold-probes";
 pub const AS_ADMIN: &str = "as-admin";
 /// Capacity for links from the start, so that the guardian does not allocate while it is probed itself.
 const CAPACITY: usize = 4096;
+/// Number of threads that close links beside the first thread, and the size of their stacks in bytes.
+const CLOSERS: usize = 2;
+const CLOSERS_STACK_BYTES: usize = 256 << 10;
 /// How long a killed daemon may take to exit. It takes milliseconds, unless a disk or a debugger holds one of its
 /// threads.
 const END_OF_DAEMON: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -46,7 +51,8 @@ pub fn run(task: Task) -> io::Result<()> {
     let input = io::stdin();
     let socket = input.as_fd();
     let daemon = independent_of(task.daemon, c"hb-guardian")?;
-    let mut held = Held { links: Vec::with_capacity(CAPACITY), path: String::with_capacity(64) };
+    let (links, path) = (Vec::with_capacity(CAPACITY), String::with_capacity(64));
+    let mut held = Held { links, path, closers: Closers::start(task.as_admin) };
     let mut words = vec![0; MOST_WORDS];
     restrict_guardian(task.as_admin);
     let has_ended_well = serve(socket, &mut words, &mut held);
@@ -74,8 +80,8 @@ fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
         };
         let outcome = match request {
             Some(Request::Link(wanted)) => held.link(&wanted, &descriptors),
-            Some(Request::LetGo { number }) => {
-                held.let_go(number);
+            Some(Request::LetGo { numbers }) => {
+                held.let_go(&numbers);
                 Ok([None, None])
             }
             Some(Request::End) => {
@@ -87,7 +93,7 @@ fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
         if answer(socket, outcome).is_err() {
             // The daemon no longer waits for us, and makes do without the link.
             if let Some(Request::Link(wanted)) = request {
-                held.let_go(wanted.number);
+                held.let_go(&[wanted.number]);
             }
             return false;
         }
@@ -112,6 +118,80 @@ struct Held {
     links: Vec<(u64, OwnedFd, Option<OwnedFd>)>,
     /// Buffer for the path of a file.
     path: String,
+    closers: Arc<Closers>,
+}
+
+/// Threads that close links. The kernel waits a grace period for each link, and links that are closed at the same time
+/// share it. The threads run until the process ends.
+struct Closers {
+    closing: Mutex<Closing>,
+    changed: Condvar,
+}
+
+struct Closing {
+    /// Those that no thread has begun to close.
+    links: Vec<(OwnedFd, Option<OwnedFd>)>,
+    /// Number of links that are not closed yet.
+    open: usize,
+}
+
+impl Closers {
+    /// Starts the threads, as far as possible. They are restricted as the guardian.
+    fn start(as_admin: bool) -> Arc<Self> {
+        let closing = Mutex::new(Closing { links: Vec::with_capacity(MOST_LET_GO), open: 0 });
+        let closers = Arc::new(Self { closing, changed: Condvar::new() });
+        for _ in 0..CLOSERS {
+            let own = Arc::clone(&closers);
+            let run = move || {
+                restrict_guardian(as_admin);
+                own.run();
+            };
+            let _ = Builder::new().stack_size(CLOSERS_STACK_BYTES).spawn(run);
+        }
+        closers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Closing> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, closing: MutexGuard<'a, Closing>) -> MutexGuard<'a, Closing> {
+        self.changed.wait(closing).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut closing = self.lock();
+        loop {
+            closing = self.close_waiting(closing);
+            closing = self.wait(closing);
+        }
+    }
+
+    /// Closes links until all are closed or being closed.
+    fn close_waiting<'a>(&'a self, mut closing: MutexGuard<'a, Closing>) -> MutexGuard<'a, Closing> {
+        while let Some(link) = closing.links.pop() {
+            drop(closing);
+            drop(link);
+            closing = self.lock();
+            closing.open -= 1;
+            self.changed.notify_all();
+        }
+        closing
+    }
+
+    /// Closes links. When this returns, all are closed.
+    fn close(&self, links: impl Iterator<Item = (OwnedFd, Option<OwnedFd>)>) {
+        let mut closing = self.lock();
+        closing.links.extend(links);
+        closing.open = closing.links.len();
+        if closing.open > 1 {
+            self.changed.notify_all();
+        }
+        closing = self.close_waiting(closing);
+        while closing.open > 0 {
+            closing = self.wait(closing);
+        }
+    }
 }
 
 impl Drop for Held {
@@ -148,17 +228,40 @@ impl Held {
         Ok([Some(link.as_fd()), event.as_ref().map(AsFd::as_fd)])
     }
 
-    /// Closes a link. When this returns, the kernel has removed its probes, unless the daemon still holds the link.
-    fn let_go(&mut self, number: u64) {
-        if let Some(at) = self.links.iter().rposition(|(held, ..)| *held == number) {
-            drop(self.links.remove(at));
-        }
+    /// Closes links. When this returns, the kernel has removed their probes, unless the daemon still holds the links.
+    fn let_go(&mut self, numbers: &[u64]) {
+        let Self { links, closers, .. } = self;
+        closers.close(numbers.iter().filter_map(|number| {
+            let at = links.iter().rposition(|(held, ..)| held == number)?;
+            let (_, link, event) = links.remove(at);
+            Some((link, event))
+        }));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+
+    #[test]
+    fn links_that_are_closed_together_are_all_closed_afterwards() {
+        if heapbpf_testing::is_emulated("no seccomp(2)") {
+            return;
+        }
+        let closers = Closers::start(false);
+        for count in [0, 1, MOST_LET_GO, 2] {
+            let pairs = (0..count).map(|_| UnixStream::pair().unwrap());
+            let (here, there): (Vec<UnixStream>, Vec<UnixStream>) = pairs.unzip();
+            closers.close(there.into_iter().map(|end| (end.into(), None)));
+            for mut end in here {
+                end.set_nonblocking(true).unwrap();
+                assert_eq!(end.read(&mut [0]).ok(), Some(0), "one of {count} is open");
+            }
+        }
+    }
 
     #[test]
     fn only_its_own_arguments_make_a_guardian() {

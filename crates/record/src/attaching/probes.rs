@@ -301,9 +301,20 @@ impl Attaching {
     /// Takes in links that the other thread has made, and closes those that nothing needs any more.
     pub(super) fn look_at_links(&mut self) {
         self.hooks.take_in_made(self.programs.kind);
+        self.close_loose();
+    }
+
+    fn close_loose(&mut self) {
         for links in self.hooks.take_loose() {
             self.closing.close(links);
         }
+    }
+
+    /// Removes all links. Another thread closes them, which is waited for when this is dropped: the kernel takes tens
+    /// of milliseconds for each.
+    pub fn release_links(&mut self) {
+        self.hooks.loosen_all();
+        self.close_loose();
     }
 
     /// Lets go of links to files that no process has mapped for a while: they keep the file systems in use.
@@ -397,7 +408,7 @@ impl Attaching {
         self.targets.detached_ns = Some(now_ns);
         self.until_ns = now_ns;
         (self.activity, self.execs) = (None, None);
-        self.hooks.release_all();
+        self.release_links();
     }
 
     /// Handles the end of a process.

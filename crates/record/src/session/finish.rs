@@ -45,7 +45,7 @@ impl Session {
         self.schedule.last_moments_are_over();
         report(Finishing::RemovingProbes);
         self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
-        self.attaching.hooks.release_all();
+        self.attaching.release_links();
         self.attaching.detours.release_all();
         drop(hooked);
         for attempt in 1.. {

@@ -66,6 +66,20 @@ pub(super) struct KernelMaps {
     pub(super) totals: Totals,
 }
 
+impl KernelMaps {
+    /// Opens the maps. Programs that are linked afterwards find their rings.
+    fn open(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Self> {
+        Ok(Self {
+            events: Ring::open(loader, RingId::Events)?,
+            stacks: Ring::open(loader, RingId::Stacks)?,
+            growth: Growth::new(&plan.kernel.rings),
+            live_map: LiveMap::open(loader)?,
+            live_entries: LiveEntries::open(loader)?,
+            totals: Totals::open(loader)?,
+        })
+    }
+}
+
 /// The state of one recording.
 pub(super) struct Session {
     /// The options of the recording.
@@ -144,6 +158,7 @@ impl Session {
         let guardian = Guardian::started(links_need_admin(kernel.link));
         let options = HostOptions { max_open_files: module_files(), ..HostOptions::default() };
         let host = load_ahead(&loader, &plan, || Host::start(options));
+        let maps = KernelMaps::open(&loader, &plan)?;
         let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
         let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
@@ -151,14 +166,6 @@ impl Session {
         let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
-        let kernel = KernelMaps {
-            events: Ring::open(&loader, RingId::Events)?,
-            stacks: Ring::open(&loader, RingId::Stacks)?,
-            growth: Growth::new(&kernel.rings),
-            live_map: LiveMap::open(&loader)?,
-            live_entries: LiveEntries::open(&loader)?,
-            totals: Totals::open(&loader)?,
-        };
         let inline = if let Some(ends) = ends {
             programs.lifecycle.hold_inline_ends(ends);
             load_inline(&loader, &plan, (&programs, &guardian))?
@@ -180,7 +187,7 @@ impl Session {
         let probes =
             KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
         Ok(Self {
-            kernel,
+            kernel: maps,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
             worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),

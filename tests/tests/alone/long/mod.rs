@@ -8,3 +8,4 @@ mod python_objects_harmless;
 mod soak;
 mod torture;
 mod torture_targets;
+mod workloads;
