@@ -12,7 +12,7 @@ use crate::build;
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::programs::on_path;
-use crate::shell::{Stopped, announce, describe, run as run_command, say, succeeds};
+use crate::shell::{Running, announce, describe, run as run_command, say, succeeds};
 
 /// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
 pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
@@ -86,7 +86,7 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     run_command(&mut compile, context.options.verbose)?;
 
     let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
+    let leak = Running(child.with_context(|| format!("cannot start {}", program.display()))?);
     say!("profiling tests/programs/leak.c (pid {}) for five seconds", leak.0.id());
     let profile = dir.join("leak.pb.gz");
     let mut command = as_root(context, binary)?;
