@@ -1,4 +1,4 @@
-/* The program that the benchmark of idle processes runs: it allocates for a millisecond ten times a second, until its
+/* The program that the benchmark of many processes runs: it allocates for a millisecond ten times a second, until its
  * standard input ends. */
 #include <poll.h>
 #include <stdlib.h>

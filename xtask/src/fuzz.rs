@@ -89,7 +89,7 @@ fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     let mut command = Command::new(host_cargo());
     let metadata = cargo_tools::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
-    let own = packages.find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
+    let own = packages.find(|package| package["manifest_path"].as_str().map(Path::new) == Some(manifest.as_path()));
     let targets = own.context("fuzz/Cargo.toml has no package")?["targets"].as_array().cloned().unwrap_or_default();
     let fuzzed = |target: &Value| Fuzzed {
         name: text(&target["name"]),

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -86,12 +87,9 @@ impl Running {
         command.stdin(Stdio::piped());
         let out = |is_read: bool| if is_read { Stdio::piped() } else { Stdio::null() };
         let mut child = Self(command.stdout(out(!on_errors)).stderr(out(on_errors)).spawn()?);
-        let pipe: Box<dyn std::io::Read + Send> = match (child.0.stdout.take(), child.0.stderr.take()) {
-            (Some(pipe), None) => Box::new(pipe),
-            (_, Some(pipe)) => Box::new(pipe),
-            (None, None) => bail!("no pipe"),
-        };
-        let mut lines = BufReader::new(pipe).lines();
+        let output = child.0.stdout.take().map(OwnedFd::from);
+        let pipe = output.or_else(|| child.0.stderr.take().map(OwnedFd::from)).context("piped")?;
+        let mut lines = BufReader::new(fs::File::from(pipe)).lines();
         for line in &mut lines {
             if let Some(rest) = line?.strip_prefix(word) {
                 let rest = rest.to_owned();
@@ -123,6 +121,15 @@ impl Running {
 pub fn number<T: FromStr>(args: &[String], i: usize, otherwise: T) -> anyhow::Result<T> {
     let Some(text) = args.get(i) else { return Ok(otherwise) };
     text.parse::<T>().ok().with_context(|| format!("{text:?} is not a number"))
+}
+
+/// The median; in brackets, the least and the largest.
+pub fn spread(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    match (values.get(values.len() / 2), values.first(), values.last()) {
+        (Some(middle), Some(least), Some(most)) => format!("{middle:.3} [{least:.3}, {most:.3}]"),
+        _ => "–".to_owned(),
+    }
 }
 
 /// Returns an HTTP server's answer, head and body.

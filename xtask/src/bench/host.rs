@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::harness::{Bench, Running, get, number};
+use super::harness::{Bench, Running, get, number, spread};
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::shell::read;
@@ -144,14 +144,7 @@ fn print_figures(mode: &str, address: &str) -> anyhow::Result<()> {
 
 /// Prints the medians of the rounds; in brackets, the least and the largest.
 fn print(mode: &str, costs: &[Cost]) {
-    let spread = |of: &dyn Fn(&Cost) -> f64| {
-        let mut values: Vec<f64> = costs.iter().map(of).collect();
-        values.sort_by(f64::total_cmp);
-        match (values.get(values.len() / 2), values.first(), values.last()) {
-            (Some(middle), Some(least), Some(most)) => format!("{middle:.3} [{least:.3}, {most:.3}]"),
-            _ => "–".to_owned(),
-        }
-    };
+    let spread = |of: &dyn Fn(&Cost) -> f64| spread(costs.iter().map(of).collect());
     let work = SERVERS.iter().enumerate().map(|(i, server)| format!("{server} {}", spread(&|cost| cost.work[i])));
     println!("{mode}: work per second, of bare (wanted: at least 0.97): {}", work.collect::<Vec<_>>().join(", "));
     println!(

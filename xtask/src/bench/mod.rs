@@ -3,10 +3,10 @@
 mod cost;
 mod harness;
 mod host;
-mod idle;
 mod memory;
 mod page;
 mod peers;
+mod processes;
 mod stacks;
 
 use std::ffi::OsStr;
@@ -15,6 +15,7 @@ use std::process::Command;
 
 use anyhow::bail;
 
+pub use self::cost::compile;
 use crate::context::Context;
 use crate::shell::run;
 use crate::test::bench_among_tests;
@@ -43,7 +44,6 @@ const BENCHES: &[Bench] = &[
                 finds",
         run: |context, _| bench_among_tests(context, ["alone", "long::growth::"], &[]),
     },
-    Bench { name: "idle", about: idle::ABOUT, run: idle::run },
     Bench {
         name: "real-coverage",
         about: "coverage of the intervals of 480 short runs with known truth, through real probes",
@@ -51,6 +51,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
+    Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench {
         name: "heap",
