@@ -10,12 +10,9 @@ use std::{fs, io};
 use anyhow::{Context as _, bail};
 
 use crate::context::Context;
-use crate::shell::{Stopped, announce, describe, run, say};
+use crate::shell::{Running, announce, describe, run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
 use crate::{cross_tools, linker, toolchain};
-
-/// The variable that names the stage after which BPF programs end. Without it they are complete.
-const ABLATION_VARIABLE: &str = "HEAPBPF_ABLATION";
 
 /// Separates rustc's flags in `CARGO_ENCODED_RUSTFLAGS`, so that flags may contain spaces.
 pub const FLAG_SEPARATOR: &str = "\u{1f}";
@@ -52,7 +49,7 @@ pub fn build_while<T>(context: &Context, other: impl FnOnce() -> T) -> anyhow::R
     announce(&command, context.options.verbose);
     // Its output waits in the pipe until the terminal is free, because the other steps may ask for a password.
     let library = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut library = Stopped(library.with_context(|| format!("cannot start {}", describe(&command)))?);
+    let mut library = Running(library.with_context(|| format!("cannot start {}", describe(&command)))?);
     let said = other();
     build_bpf(context)?;
     if let Some(mut output) = library.0.stderr.take() {
@@ -96,26 +93,6 @@ pub fn build_bpf_at(context: &Context, place: &Place) -> anyhow::Result<PathBuf>
         started.elapsed().as_secs_f64()
     );
     Ok(object)
-}
-
-/// Builds BPF programs that end after a stage, to measure the cost of the rest. Returns a copy of the object, because
-/// [`build_bpf`] rebuilds the one that the daemon embeds.
-pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
-    let tools = set_up(context)?;
-    let mut command = bpf_command(context, &tools, &Place::usual(context));
-    run(command.env(ABLATION_VARIABLE, stage), context.options.verbose)
-        .with_context(|| format!("the BPF programs that end after {stage} did not build"))?;
-    let copy = context.target().join("bench").join(stage).with_extension("o");
-    fs::copy(context.bpf_object(), &copy).with_context(|| format!("cannot write {}", copy.display()))?;
-    Ok(copy)
-}
-
-/// Builds a daemon with this ablation's programs, as a copy. The usual daemon must be rebuilt afterwards.
-pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
-    build_ablation(context, stage)?;
-    let copy = context.target().join("bench").join(format!("heapbpf-{stage}"));
-    fs::copy(build_daemon(context)?, &copy).with_context(|| format!("cannot write {}", copy.display()))?;
-    Ok(copy)
 }
 
 /// Shortens rebuilds after a change to the daemon: incremental compilation.
@@ -183,7 +160,6 @@ fn bpf_command(context: &Context, tools: &Tools, place: &Place) -> Command {
         command.env_remove(name);
     }
     command
-        .env_remove(ABLATION_VARIABLE)
         // rustc's own switch for unstable features, which a BPF target requires.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTC", &tools.compiler.rustc)

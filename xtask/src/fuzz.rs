@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -13,7 +12,7 @@ use crate::cargo_tools;
 use crate::context::Context;
 use crate::nightly;
 use crate::programs::host_cargo;
-use crate::shell::{run, say};
+use crate::shell::{run, run_quietly, say};
 
 /// The version of cargo-fuzz that is installed.
 const VERSION: &str = "0.13.1";
@@ -31,10 +30,6 @@ pub struct Selection {
     /// Most seconds that each target runs
     #[arg(long, value_name = "N", default_value = "60")]
     seconds: u64,
-    /// Begin no target after so many seconds, and say which were not run; another one is the first each day, and those that
-    /// link most of the daemon's crate are the last ones
-    #[arg(long, value_name = "N")]
-    within: Option<u64>,
     /// Without the address sanitizer: about twice as many inputs a second
     #[arg(long)]
     fast: bool,
@@ -56,18 +51,7 @@ struct Fuzzed {
     features: Vec<String>,
 }
 
-/// What a run reported about itself, as libFuzzer prints it.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct RunStats {
-    inputs: u64,
-    /// Edges of the program that inputs have covered.
-    edges: u64,
-    /// Edges of the whole program, including everything that is linked.
-    all_edges: u64,
-    per_second: u64,
-}
-
-/// Runs the targets and prints a table of inputs and coverage.
+/// Runs the targets. libFuzzer prints their inputs and coverage.
 ///
 /// # Errors
 /// A target found something, is unknown, or there is no nightly toolchain.
@@ -85,53 +69,28 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
             bail!("there is no fuzz target {name}; there are {names}");
         }
     }
-    let mut table =
-        String::from("| target | inputs | a second | edges taken | of all in the program |\n|---|---|---|---|---|\n");
-    let begun = Instant::now();
-    if selection.within.is_some() {
-        let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 3600));
-        // Targets of the daemon's crate may take longer to build than to run.
-        targets.sort_by_key(|target| target.features.iter().any(|feature| feature == "daemon"));
-        let light = targets.partition_point(|target| !target.features.iter().any(|feature| feature == "daemon"));
-        let first = days as usize % light.max(1);
-        targets[..light].rotate_left(first);
-    }
     for target in &targets {
-        if selection.within.is_some_and(|seconds| begun.elapsed().as_secs() >= seconds) {
-            say!("skipped: {} was not fuzzed, because the time was over", target.name);
-            continue;
-        }
         if selection.replay {
             replay(context, &dir, target)?;
             continue;
         }
-        let stats = run_one(context, &dir, target, selection)?;
-        let RunStats { inputs, per_second, edges, all_edges } = stats;
-        table += &format!("| {} | {inputs} | {per_second} | {edges} | {all_edges} |\n", target.name);
+        run_one(context, &dir, target, selection)?;
         if selection.minimise {
             minimise(context, &dir, target)?;
         }
     }
-    if !selection.replay {
-        print!("{table}");
-    }
     Ok(())
 }
 
-/// Returns the package of the targets in a directory, as cargo's metadata describes it.
-pub fn package(dir: &Path) -> anyhow::Result<Value> {
+/// Returns the targets in a directory, in the order of their names.
+fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let manifest = dir.join("Cargo.toml");
     let mut command = Command::new(host_cargo());
     let metadata = cargo_tools::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let found = packages.clone().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
-    found.cloned().context("fuzz/Cargo.toml has no package")
-}
-
-/// Returns the targets, in the order of their names.
-fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let targets = package(dir)?["targets"].as_array().cloned().unwrap_or_default();
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    let own = packages.find(|package| package["manifest_path"].as_str().map(Path::new) == Some(manifest.as_path()));
+    let targets = own.context("fuzz/Cargo.toml has no package")?["targets"].as_array().cloned().unwrap_or_default();
     let fuzzed = |target: &Value| Fuzzed {
         name: text(&target["name"]),
         features: target["required-features"].as_array().into_iter().flatten().map(text).collect(),
@@ -139,7 +98,7 @@ fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     Ok(targets.iter().map(fuzzed).collect())
 }
 
-fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<RunStats> {
+fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<()> {
     nightly::require("--list", "")?;
     let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
     let corpus = dir.join("corpus").join(&target.name);
@@ -149,8 +108,7 @@ fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection
     command.args([format!("-max_len={LARGEST_INPUT}"), format!("-max_total_time={}", selection.seconds)]);
     command.args(selection.runs.map(|runs| format!("-runs={runs}")));
     say!("fuzzing {}", target.name);
-    let said = read_errors(&mut command, context.options.verbose)?;
-    Ok(parse_stats(&said))
+    run(&mut command, context.options.verbose)
 }
 
 /// Returns `cargo fuzz SUBCOMMAND` for a target, linking only what the target needs.
@@ -180,8 +138,7 @@ fn replay(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Result<()> 
     command.args(["--features", &target.features.join(","), "--bin", &target.name, "--"]);
     command.args(inputs);
     say!("replaying {}", target.name);
-    read_errors(&mut command, context.options.verbose)?;
-    Ok(())
+    run_quietly(&mut command, context.options.verbose)
 }
 
 /// Replaces the target's seeds by the inputs that add coverage.
@@ -218,51 +175,9 @@ fn unpacked_seeds(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Res
     Ok(unpacked)
 }
 
-/// Runs a command. Returns its standard error, or shows it if the command fails.
-fn read_errors(command: &mut Command, verbose: bool) -> anyhow::Result<String> {
-    crate::shell::announce(command, verbose);
-    let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if verbose || !output.status.success() {
-        eprint!("{said}");
-    }
-    if !output.status.success() {
-        bail!("this command failed ({}): {}", output.status, crate::shell::describe(command));
-    }
-    Ok(said)
-}
-
-/// Parses libFuzzer's last lines.
-fn parse_stats(said: &str) -> RunStats {
-    let after = |line: &str, word: &str| {
-        let rest = line.split_once(word)?.1.trim_start();
-        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-    };
-    let mut stats = RunStats::default();
-    for line in said.lines() {
-        stats.inputs = after(line, "stat::number_of_executed_units:").unwrap_or(stats.inputs);
-        stats.per_second = after(line, "stat::average_exec_per_sec:").unwrap_or(stats.per_second);
-        stats.edges = after(line, " cov: ").unwrap_or(stats.edges);
-        if line.contains("inline 8-bit counters") {
-            stats.all_edges = after(line, "modules   (").unwrap_or(stats.all_edges);
-        }
-    }
-    stats
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_libfuzzer_says_is_read() {
-        let said = "INFO: Loaded 1 modules   (10462 inline 8-bit counters): 10462 [0x5, 0x6),\n\
-                    #2\tINITED cov: 33 ft: 34 corp: 1/1b exec/s: 0 rss: 40Mb\n\
-                    #1000\tDONE   cov: 321 ft: 900 corp: 20/1Kb lim: 43 exec/s: 500 rss: 45Mb\n\
-                    stat::number_of_executed_units: 1000\nstat::average_exec_per_sec:     500\n";
-        assert_eq!(parse_stats(said), RunStats { inputs: 1000, edges: 321, all_edges: 10_462, per_second: 500 });
-        assert_eq!(parse_stats("nothing"), RunStats::default());
-    }
 
     #[test]
     fn every_target_says_what_it_links() {

@@ -4,7 +4,6 @@ mod bench;
 mod build;
 mod cargo_tools;
 mod context;
-mod coverage;
 mod cross;
 mod cross_tools;
 mod deny;
@@ -25,7 +24,6 @@ mod soak;
 mod test;
 mod toolchain;
 mod torture;
-mod vectors;
 mod vm;
 mod web;
 
@@ -109,18 +107,10 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Measure how many lines of each crate its own tests run
-    ///
-    /// Fails if a test fails, or if less than 90 % of the lines of a pure crate run: one whose Cargo.toml has
-    /// `[package.metadata.heapbpf] pure = true`. All unit and integration tests of a package run, except the end-to-end
-    /// tests. Lines of test modules count; those below directories named `tests` do not. A `const fn` that only the
-    /// compiler evaluates counts as not covered. Installs cargo-llvm-cov into the cache, if it is not there; it builds in
-    /// target/llvm-cov-target. For the lines of one crate: `cargo llvm-cov --package CRATE --open`.
-    Coverage(coverage::Selection),
     /// Build, and copy heapbpf to /usr/local/bin
     Install,
     /// Make a release in target/dist: a static binary in a tarball and in a Debian package, checksums, and a list of its parts
-    Dist(dist::Selection),
+    Dist,
     /// Run a benchmark; without a name, list them
     Bench {
         /// Fewer rounds; without a name, the ratios to other profilers in under three minutes
@@ -178,7 +168,6 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
-        Command::Coverage(selection) => coverage::measure(&context, &selection)?,
         Command::Torture(selection) => return torture::torture(&context, &selection),
         Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),
@@ -186,10 +175,10 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Fuzz(selection) => fuzz::fuzz(&context, &selection)?,
         Command::Miri => miri::miri(&context)?,
         Command::Web { check } => web::web(&context, check)?,
-        Command::Dist(selection) => return dist::dist(&context, &selection),
+        Command::Dist => dist::dist(&context)?,
         Command::Install => install::install(&context)?,
         Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
-        Command::Vectors { directory } => return vectors::check(&context, &directory),
+        Command::Vectors { directory } => bench::run_program(&context, "heapbpf-vectors", &[directory])?,
     }
     Ok(ExitCode::SUCCESS)
 }

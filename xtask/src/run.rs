@@ -1,18 +1,16 @@
 //! `cargo xtask run`: runs heapbpf itself, or a five-second demonstration on a program with a leak.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, bail};
 
+use crate::bench::compile;
 use crate::build;
 use crate::context::Context;
-use crate::packages::{self, Package};
-use crate::programs::on_path;
-use crate::shell::{Stopped, announce, describe, run as run_command, say, succeeds};
+use crate::shell::{Running, announce, describe, say, succeeds};
 
 /// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
 pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
@@ -68,27 +66,11 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     if let Some(reason) = context.privilege.refusal() {
         bail!("the demonstration loads BPF programs: it needs root, and {reason}");
     }
-    if on_path("cc").is_none() {
-        packages::install(
-            context,
-            &[Package::new("gcc", "compiles the leaking program"), Package::new("libc6-dev", "its C library")],
-        )?;
-    }
-    let dir = context.target().join("demo");
-    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let program = dir.join("leak");
-    let source = context.root.join("tests/programs/leak.c");
-    let mut compile = Command::new("cc");
-    compile
-        .args(["-O2", "-g", "-fno-omit-frame-pointer", "-D_GNU_SOURCE", "-pthread", "-o"])
-        .arg(&program)
-        .arg(&source);
-    run_command(&mut compile, context.options.verbose)?;
-
+    let program = compile(context, "leak", &["-fno-omit-frame-pointer"])?;
     let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
+    let leak = Running(child.with_context(|| format!("cannot start {}", program.display()))?);
     say!("profiling tests/programs/leak.c (pid {}) for five seconds", leak.0.id());
-    let profile = dir.join("leak.pb.gz");
+    let profile = program.with_extension("pb.gz");
     let mut command = as_root(context, binary)?;
     command.args(["--pid", &leak.0.id().to_string(), "--duration", "5s", "--force", "-o"]).arg(&profile);
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

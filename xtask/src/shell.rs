@@ -50,9 +50,9 @@ fn capture(command: &mut Command) -> anyhow::Result<Output> {
 }
 
 /// A child process that is killed when this value is dropped.
-pub struct Stopped(pub Child);
+pub struct Running(pub Child);
 
-impl Drop for Stopped {
+impl Drop for Running {
     fn drop(&mut self) {
         // Both fail only if the child has already exited, which is fine.
         let _ = self.0.kill();

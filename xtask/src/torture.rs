@@ -32,6 +32,7 @@ pub struct Selection {
 }
 
 /// A fault injected into heapbpf or a target.
+#[derive(Clone, Copy)]
 struct Row {
     /// Name on the command line.
     name: &'static str,
@@ -61,442 +62,160 @@ const FLOODS: &str = "alone/long/floods";
 /// Number of threads of the row with many threads, except in a short round.
 const THREADS: &str = "10000";
 
-const ROW: Row = Row {
-    name: "",
-    fault: "",
-    promised: "",
-    file: TORTURE,
-    test: "",
-    times_variable: Some(TIMES),
-    times: 10,
-    times_quick: 1,
-    seconds: None,
-};
+/// A row whose test repeats the fault as often as [`TIMES`] says: by itself, and in a short round.
+const fn row(name: &'static str, file: &'static str, test: &'static str, [times, times_quick]: [u32; 2]) -> Row {
+    let times_variable = Some(TIMES);
+    Row { name, fault: "", promised: "", file, test, times_variable, times, times_quick, seconds: None }
+}
 
-/// A test that does not repeat the fault itself.
-const CASE: Row = Row { times_variable: None, ..ROW };
+/// A row whose test does not repeat the fault itself.
+const fn case(name: &'static str, file: &'static str, test: &'static str) -> Row {
+    Row { times_variable: None, ..row(name, file, test, [10, 1]) }
+}
+
+impl Row {
+    const fn promises(self, fault: &'static str, promised: &'static str) -> Self {
+        Self { fault, promised, ..self }
+    }
+
+    const fn told_by(self, variable: &'static str) -> Self {
+        Self { times_variable: Some(variable), ..self }
+    }
+
+    const fn lasts(self, seconds: u32) -> Self {
+        Self { seconds: Some(seconds), ..self }
+    }
+}
 
 const ROWS: &[Row] = &[
-    Row {
-        name: "cycles",
-        fault: "attached and detached",
-        promised: "target right, nothing left",
-        test: "attached_and_detached",
-        times: 1000,
-        times_quick: 3,
-        ..ROW
-    },
-    Row {
-        name: "kills",
-        fault: "heapbpf killed (SIGKILL)",
-        promised: "target right; no probe, no link and no inline hook left",
-        test: "killed",
-        times: 500,
-        times_quick: 4,
-        ..ROW
-    },
-    Row {
-        name: "kills-forking",
-        fault: "heapbpf killed (SIGKILL), target forks",
-        promised: "target right; no probe, no link left",
-        file: "alone/guardian",
-        test: "killed_at_any_moment_no_probe_stays",
-        times_variable: Some("HEAPBPF_TEST_KILLS"),
-        times: 100,
-        times_quick: 8,
-        ..ROW
-    },
-    Row {
-        name: "kills-inline",
-        fault: "heapbpf killed (SIGKILL), next one follows",
-        promised: "target right, next recording exact",
-        file: "alone/inline_left",
-        test: "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
-        times_variable: Some("HEAPBPF_TEST_KILLS"),
-        times: 100,
-        times_quick: 20,
-        ..ROW
-    },
-    Row {
-        name: "exact",
-        fault: "eight threads that move between processors, at interval 1",
-        promised: "each run equals the truth",
-        file: "company/inline_agreement",
-        test: "eight_threads_are_exact_in_every_run",
-        times_variable: Some("HEAPBPF_TEST_ROUNDS"),
-        times: 1000,
-        times_quick: 4,
-        ..ROW
-    },
-    Row {
-        name: "memory",
-        fault: "heapbpf out of memory in its cgroup",
-        promised: "target right, no probe left",
-        test: "killed_for_want_of_memory",
-        ..ROW
-    },
-    Row {
-        name: "all-killed",
-        fault: "heapbpf, guardian and cleaner killed at once",
-        promised: "target right, no probe left; inline hooks stay until the next heapbpf takes them out",
-        test: "killed_with_all_its_helpers",
-        times: 20,
-        times_quick: 2,
-        ..ROW
-    },
-    Row {
-        name: "files",
-        fault: "no file descriptors",
-        promised: "it says so; target right, nothing left",
-        test: "without_file_descriptors",
-        times_quick: 2,
-        ..ROW
-    },
-    Row {
-        name: "disk",
-        fault: "disk full",
-        promised: "it says so; no half file; target right, nothing left",
-        test: "without_space_on_the_disk",
-        ..ROW
-    },
-    Row {
-        name: "sigterm",
-        fault: "SIGTERM with a million live samples",
-        promised: "the last profile has everything; how long it took",
-        test: "ended_with_many_live_samples",
-        times: 1,
-        seconds: Some(1),
-        ..ROW
-    },
-    Row {
-        name: "maps",
-        fault: "maps full",
-        promised: "losses counted, totals exact; targets right",
-        test: "with_full_maps",
-        times: 1,
-        seconds: Some(60),
-        ..ROW
-    },
-    Row {
-        name: "ring",
-        fault: "ring full",
-        promised: "losses counted, totals exact; targets right",
-        test: "with_a_full_ring",
-        times: 1,
-        seconds: Some(60),
-        ..ROW
-    },
-    Row {
-        name: "daemon-stopped",
-        fault: "heapbpf stopped (SIGSTOP)",
-        promised: "losses counted, totals exact; targets right",
-        test: "with_heapbpf_stopped",
-        times: 1,
-        seconds: Some(60),
-        ..ROW
-    },
-    Row {
-        name: "strace",
-        fault: "target under strace",
-        promised: "target right, strace goes on; probes if inline hooks cannot be",
-        file: TARGETS,
-        test: "under_strace",
-        ..ROW
-    },
-    Row {
-        name: "gdb",
-        fault: "target under gdb",
-        promised: "target right, gdb goes on; probes if inline hooks cannot be",
-        file: TARGETS,
-        test: "under_gdb",
-        ..ROW
-    },
-    Row {
-        name: "seccomp",
-        fault: "target under seccomp",
-        promised: "no call that its filter refuses; target right",
-        file: TARGETS,
-        test: "under_seccomp",
-        ..ROW
-    },
-    Row {
-        name: "stopped",
-        fault: "target stopped (SIGSTOP)",
-        promised: "stays stopped, goes on right; probes if inline hooks cannot be",
-        file: TARGETS,
-        test: "stopped",
-        times: 12,
-        times_quick: 2,
-        ..ROW
-    },
-    Row {
-        name: "zombie",
-        fault: "target a zombie",
-        promised: "the recording ends; a new one is refused, with the reason",
-        file: TARGETS,
-        test: "a_zombie",
-        ..ROW
-    },
-    Row {
-        name: "exec",
-        fault: "target exec'ing in a loop",
-        promised: "target right, nothing left",
-        file: TARGETS,
-        test: "executing_in_a_loop",
-        times: 50,
-        times_quick: 2,
-        ..ROW
-    },
-    Row {
-        name: "threads",
-        fault: "target with many threads",
-        promised: "target right, nothing left",
-        file: TARGETS,
-        test: "many_threads",
-        times: 3,
-        ..ROW
-    },
-    Row {
-        name: "tracers",
-        fault: "two heapbpfs, bpftrace and perf at once",
-        promised: "target right, nothing left",
-        file: TARGETS,
-        test: "with_other_tracers",
-        ..ROW
-    },
-    Row {
-        name: "twice",
-        fault: "two recordings of one target",
-        promised: "both exact; what each costs",
-        file: TARGETS,
-        test: "recorded_twice",
-        times: 5,
-        times_quick: 2,
-        ..ROW
-    },
-    Row {
-        name: "file-size",
-        fault: "heapbpf may write no file (RLIMIT_FSIZE)",
-        promised: "it says so; target right, nothing left",
-        test: "with_a_limit_on_the_size_of_files",
-        ..ROW
-    },
-    Row {
-        name: "guardian-killed",
-        fault: "the guardian killed",
-        promised: "the recording goes on, exact",
-        file: "alone/guardian",
-        test: "a_recording_goes_on_without_its_guardian",
-        ..CASE
-    },
-    Row {
-        name: "helpers-stopped",
-        fault: "helpers stopped (SIGSTOP)",
-        promised: "heapbpf ends all the same",
-        file: "alone/guardian",
-        test: "a_stopped_helper_keeps_heapbpf_from_nothing",
-        ..CASE
-    },
-    Row {
-        name: "standstill",
-        fault: "whoever stops a target waits",
-        promised: "it is ended, and the target goes on",
-        file: "company/inline_standstill",
-        test: "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on",
-        ..CASE
-    },
-    Row {
-        name: "faults",
-        fault: "target serves its own page faults (userfaultfd)",
-        promised: "no standstill",
-        file: "remote/places",
-        test: "a_process_that_serves_its_own_page_faults_does_not_stand_still",
-        ..CASE
-    },
-    Row {
-        name: "calls-in-part",
-        fault: "target writes to full pipes and receives with MSG_WAITALL",
-        promised: "hardly a call comes back early",
-        file: "remote/calls",
-        test: "calls_that_would_return_a_part_are_spared",
-        ..CASE
-    },
-    Row {
-        name: "shared-memory",
-        fault: "target shares its memory with another process",
-        promised: "refused with the reason",
-        file: "remote/refusals",
-        test: "a_process_whose_memory_another_shares_is_refused",
-        ..CASE
-    },
-    Row {
-        name: "moved-text",
-        fault: "target moves its code while it is hooked",
-        promised: "target right",
-        file: "remote/places",
-        test: "a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to",
-        ..CASE
-    },
-    Row {
-        name: "patched-text",
-        fault: "target changes the code that is hooked",
-        promised: "it stays as the target left it",
-        file: "remote/places",
-        test: "code_that_somebody_else_has_changed_stays_as_it_is",
-        ..CASE
-    },
-    Row {
-        name: "own-stacks",
-        fault: "threads whose stacks are data of others",
-        promised: "no byte of them is changed",
-        file: "remote/cycles",
-        test: "data_below_small_stacks_comes_to_no_harm",
-        ..CASE
-    },
-    Row {
-        name: "fibers",
-        fault: "a fiber sleeps in the hooks' code",
-        promised: "it comes back to it",
-        file: "remote/places",
-        test: "a_fiber_that_sleeps_in_the_code_comes_back_to_it",
-        ..CASE
-    },
-    Row {
-        name: "limits",
-        fault: "target near its limits, or with locked memory",
-        promised: "probed, with the limit's name",
-        file: "company/inline_harmless",
-        test: "a_process_with_little_left_or_locked_memory_is_probed",
-        ..CASE
-    },
-    Row {
-        name: "frozen",
-        fault: "target frozen during a stop",
-        promised: "released as it was",
-        file: "remote/limits",
-        test: "a_process_that_is_frozen_during_the_stop_is_released_as_it_was",
-        ..CASE
-    },
-    Row {
-        name: "frozen-crash",
-        fault: "target frozen while another one dies of its hooks",
-        promised: "no other waits; it loses its hooks once it is thawed",
-        file: "company/inline_breaker",
-        test: "a_frozen_process_loses_its_hooks_once_it_is_thawed_after_another_one_died",
-        ..CASE
-    },
-    Row {
-        name: "descriptors",
-        fault: "target counts on its lowest free descriptor",
-        promised: "it gets that",
-        file: "remote/places",
-        test: "the_lowest_free_descriptor_is_the_processs_own",
-        ..CASE
-    },
-    Row {
-        name: "cycles-memory",
-        fault: "attached and detached",
-        promised: "mappings and memory equal after the first and the fifth time",
-        file: "company/inline_harmless",
-        test: "a_process_has_the_same_after_the_first_and_the_fifth_recording",
-        ..CASE
-    },
-    Row {
-        name: "overwritten",
-        fault: "a probed file overwritten in place",
-        promised: "each build is right and exact",
-        file: "company/links",
-        test: "each_build_that_is_copied_over_a_probed_file_is_right_and_exact",
-        ..CASE
-    },
-    Row {
-        name: "translated",
-        fault: "target executed by translation (valgrind)",
-        promised: "left alone, with the reason",
-        file: "alone/translated",
-        test: "a_program_that_is_translated_is_left_alone",
-        ..CASE
-    },
-    Row {
-        name: "bystanders",
-        fault: "a bystander reads a file that targets map",
-        promised: "it is as on the disk, unless links serve every process",
-        file: "alone/active",
-        test: "bystanders_see_files_as_they_are",
-        ..CASE
-    },
-    Row {
-        name: "crash",
-        fault: "target dies of its hooks",
-        promised: "all hooks are taken out",
-        file: "company/inline_breaker",
-        test: "a_fault_in_code_of_ours_ends_all_inline_hooks",
-        ..CASE
-    },
-    Row {
-        name: "hostile",
-        fault: "target overwrites its own counts",
-        promised: "the figures of others are exact",
-        file: "company/hostile",
-        test: "counts_that_are_rewritten_by_their_owner_harm_nobody_else",
-        ..CASE
-    },
-    Row {
-        name: "names",
-        fault: "a name that takes for ever to demangle",
-        promised: "nothing waits for it",
-        file: "company/hostile",
-        test: "a_name_that_takes_for_ever_to_demangle_holds_nothing_up",
-        ..CASE
-    },
-    Row {
-        name: "forgotten",
-        fault: "programs that never come again",
-        promised: "descriptors and tables end where they began",
-        file: "alone/whole_host",
-        test: "programs_that_never_come_again_are_forgotten",
-        ..CASE
-    },
-    Row {
-        name: "flood-mappings",
-        fault: "a hundred thousand executable mappings",
-        promised: "totals exact; bounded time and memory",
-        file: FLOODS,
-        test: "of_mappings",
-        times: 1,
-        seconds: Some(1),
-        ..ROW
-    },
-    Row {
-        name: "flood-processes",
-        fault: "ten thousand short processes",
-        promised: "totals exact; bounded time and memory",
-        file: FLOODS,
-        test: "of_processes",
-        times: 1,
-        seconds: Some(1),
-        ..ROW
-    },
-    Row {
-        name: "flood-stacks",
-        fault: "a million stacks",
-        promised: "totals exact, what is not kept is told; bounded time and memory",
-        file: FLOODS,
-        test: "of_stacks",
-        times: 1,
-        seconds: Some(1),
-        ..ROW
-    },
-    Row {
-        name: "flood-threads",
-        fault: "ten thousand threads",
-        promised: "accounts add up; bounded time and memory",
-        file: FLOODS,
-        test: "of_threads",
-        times: 1,
-        seconds: Some(1),
-        ..ROW
-    },
+    row("cycles", TORTURE, "attached_and_detached", [1000, 3])
+        .promises("attached and detached", "target right, nothing left"),
+    row("kills", TORTURE, "killed", [500, 4])
+        .promises("heapbpf killed (SIGKILL)", "target right; no probe, no link and no inline hook left"),
+    row("kills-forking", "alone/guardian", "killed_at_any_moment_no_probe_stays", [100, 8])
+        .told_by("HEAPBPF_TEST_KILLS")
+        .promises("heapbpf killed (SIGKILL), target forks", "target right; no probe, no link left"),
+    row(
+        "kills-inline",
+        "alone/inline_left",
+        "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
+        [100, 20],
+    )
+    .told_by("HEAPBPF_TEST_KILLS")
+    .promises("heapbpf killed (SIGKILL), next one follows", "target right, next recording exact"),
+    row("exact", "company/inline_agreement", "eight_threads_are_exact_in_every_run", [1000, 4])
+        .told_by("HEAPBPF_TEST_ROUNDS")
+        .promises("eight threads that move between processors, at interval 1", "each run equals the truth"),
+    row("memory", TORTURE, "killed_for_want_of_memory", [10, 1])
+        .promises("heapbpf out of memory in its cgroup", "target right, no probe left"),
+    row("all-killed", TORTURE, "killed_with_all_its_helpers", [20, 2]).promises(
+        "heapbpf, guardian and cleaner killed at once",
+        "target right, no probe left; inline hooks stay until the next heapbpf takes them out",
+    ),
+    row("files", TORTURE, "without_file_descriptors", [10, 2])
+        .promises("no file descriptors", "it says so; target right, nothing left"),
+    row("disk", TORTURE, "without_space_on_the_disk", [10, 1])
+        .promises("disk full", "it says so; no half file; target right, nothing left"),
+    row("sigterm", TORTURE, "ended_with_many_live_samples", [1, 1])
+        .lasts(1)
+        .promises("SIGTERM with a million live samples", "the last profile has everything; how long it took"),
+    row("maps", TORTURE, "with_full_maps", [1, 1])
+        .lasts(60)
+        .promises("maps full", "losses counted, totals exact; targets right"),
+    row("ring", TORTURE, "with_a_full_ring", [1, 1])
+        .lasts(60)
+        .promises("ring full", "losses counted, totals exact; targets right"),
+    row("daemon-stopped", TORTURE, "with_heapbpf_stopped", [1, 1])
+        .lasts(60)
+        .promises("heapbpf stopped (SIGSTOP)", "losses counted, totals exact; targets right"),
+    row("strace", TARGETS, "under_strace", [10, 1])
+        .promises("target under strace", "target right, strace goes on; probes if inline hooks cannot be"),
+    row("gdb", TARGETS, "under_gdb", [10, 1])
+        .promises("target under gdb", "target right, gdb goes on; probes if inline hooks cannot be"),
+    row("seccomp", TARGETS, "under_seccomp", [10, 1])
+        .promises("target under seccomp", "no call that its filter refuses; target right"),
+    row("stopped", TARGETS, "stopped", [12, 2])
+        .promises("target stopped (SIGSTOP)", "stays stopped, goes on right; probes if inline hooks cannot be"),
+    row("zombie", TARGETS, "a_zombie", [10, 1])
+        .promises("target a zombie", "the recording ends; a new one is refused, with the reason"),
+    row("exec", TARGETS, "executing_in_a_loop", [50, 2])
+        .promises("target exec'ing in a loop", "target right, nothing left"),
+    row("threads", TARGETS, "many_threads", [3, 1]).promises("target with many threads", "target right, nothing left"),
+    row("tracers", TARGETS, "with_other_tracers", [10, 1])
+        .promises("two heapbpfs, bpftrace and perf at once", "target right, nothing left"),
+    row("twice", TARGETS, "recorded_twice", [5, 2])
+        .promises("two recordings of one target", "both exact; what each costs"),
+    row("file-size", TORTURE, "with_a_limit_on_the_size_of_files", [10, 1])
+        .promises("heapbpf may write no file (RLIMIT_FSIZE)", "it says so; target right, nothing left"),
+    case("guardian-killed", "alone/guardian", "a_recording_goes_on_without_its_guardian")
+        .promises("the guardian killed", "the recording goes on, exact"),
+    case("helpers-stopped", "alone/guardian", "a_stopped_helper_keeps_heapbpf_from_nothing")
+        .promises("helpers stopped (SIGSTOP)", "heapbpf ends all the same"),
+    case(
+        "standstill",
+        "company/inline_standstill",
+        "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on",
+    )
+    .promises("whoever stops a target waits", "it is ended, and the target goes on"),
+    case("faults", "remote/places", "a_process_that_serves_its_own_page_faults_does_not_stand_still")
+        .promises("target serves its own page faults (userfaultfd)", "no standstill"),
+    case("calls-in-part", "remote/calls", "calls_that_would_return_a_part_are_spared")
+        .promises("target writes to full pipes and receives with MSG_WAITALL", "hardly a call comes back early"),
+    case("shared-memory", "remote/refusals", "a_process_whose_memory_another_shares_is_refused")
+        .promises("target shares its memory with another process", "refused with the reason"),
+    case("moved-text", "remote/places", "a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to")
+        .promises("target moves its code while it is hooked", "target right"),
+    case("patched-text", "remote/places", "code_that_somebody_else_has_changed_stays_as_it_is")
+        .promises("target changes the code that is hooked", "it stays as the target left it"),
+    case("own-stacks", "remote/cycles", "data_below_small_stacks_comes_to_no_harm")
+        .promises("threads whose stacks are data of others", "no byte of them is changed"),
+    case("fibers", "remote/places", "a_fiber_that_sleeps_in_the_code_comes_back_to_it")
+        .promises("a fiber sleeps in the hooks' code", "it comes back to it"),
+    case("limits", "company/inline_harmless", "a_process_with_little_left_or_locked_memory_is_probed")
+        .promises("target near its limits, or with locked memory", "probed, with the limit's name"),
+    case("frozen", "remote/limits", "a_process_that_is_frozen_during_the_stop_is_released_as_it_was")
+        .promises("target frozen during a stop", "released as it was"),
+    case(
+        "frozen-crash",
+        "company/inline_breaker",
+        "a_frozen_process_loses_its_hooks_once_it_is_thawed_after_another_one_died",
+    )
+    .promises(
+        "target frozen while another one dies of its hooks",
+        "no other waits; it loses its hooks once it is thawed",
+    ),
+    case("descriptors", "remote/places", "the_lowest_free_descriptor_is_the_processs_own")
+        .promises("target counts on its lowest free descriptor", "it gets that"),
+    case("cycles-memory", "company/inline_harmless", "a_process_has_the_same_after_the_first_and_the_fifth_recording")
+        .promises("attached and detached", "mappings and memory equal after the first and the fifth time"),
+    case("overwritten", "company/links", "each_build_that_is_copied_over_a_probed_file_is_right_and_exact")
+        .promises("a probed file overwritten in place", "each build is right and exact"),
+    case("translated", "alone/translated", "a_program_that_is_translated_is_left_alone")
+        .promises("target executed by translation (valgrind)", "left alone, with the reason"),
+    case("bystanders", "alone/active", "bystanders_see_files_as_they_are").promises(
+        "a bystander reads a file that targets map",
+        "it is as on the disk, unless links serve every process",
+    ),
+    case("crash", "company/inline_breaker", "a_fault_in_code_of_ours_ends_all_inline_hooks")
+        .promises("target dies of its hooks", "all hooks are taken out"),
+    case("hostile", "company/hostile", "counts_that_are_rewritten_by_their_owner_harm_nobody_else")
+        .promises("target overwrites its own counts", "the figures of others are exact"),
+    case("names", "company/hostile", "a_name_that_takes_for_ever_to_demangle_holds_nothing_up")
+        .promises("a name that takes for ever to demangle", "nothing waits for it"),
+    case("forgotten", "alone/whole_host", "programs_that_never_come_again_are_forgotten")
+        .promises("programs that never come again", "descriptors and tables end where they began"),
+    row("flood-mappings", FLOODS, "of_mappings", [1, 1])
+        .lasts(1)
+        .promises("a hundred thousand executable mappings", "totals exact; bounded time and memory"),
+    row("flood-processes", FLOODS, "of_processes", [1, 1])
+        .lasts(1)
+        .promises("ten thousand short processes", "totals exact; bounded time and memory"),
+    row("flood-stacks", FLOODS, "of_stacks", [1, 1])
+        .lasts(1)
+        .promises("a million stacks", "totals exact, what is not kept is told; bounded time and memory"),
+    row("flood-threads", FLOODS, "of_threads", [1, 1])
+        .lasts(1)
+        .promises("ten thousand threads", "accounts add up; bounded time and memory"),
 ];
 
 /// The result of a row.

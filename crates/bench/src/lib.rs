@@ -1,6 +1,7 @@
-//! The library of the benchmark programs: simulated samples with known truth, charts, tables in documents.
+//! The library of the benchmark programs: simulated samples with known truth, recordings, tables in documents.
 
 pub mod document;
-pub mod points_chart;
+pub mod machine;
+pub mod recording;
 pub mod simulation;
 pub mod sql;

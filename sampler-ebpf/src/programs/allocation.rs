@@ -10,7 +10,6 @@ use sampler_ebpf::abi::{
 };
 use sampler_ebpf::trials;
 
-use crate::ablation;
 use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::context::cookie;
@@ -113,13 +112,7 @@ pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
 #[inline(always)]
 fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let call = cookie(ctx);
-    if const { ablation::ends_after("allocation-cookie") } {
-        return SKIP_RETURN;
-    }
     let Some(state) = ThreadState::of_target(call.link_kind(), move || lose(ctx, call)) else { return SKIP_RETURN };
-    if const { ablation::ends_after("allocation-state") } {
-        return SKIP_RETURN;
-    }
     state.calls += 1;
     let (first, second) = (Arguments::of(ctx).get(0), Arguments::of(ctx).get(1));
     // 0 stands for every call that is not decided here. Requests for 0 bytes are rare.

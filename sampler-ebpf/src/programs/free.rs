@@ -2,7 +2,6 @@
 
 use core::ffi::c_void;
 
-use crate::ablation;
 use crate::arch::Arguments;
 use crate::context::cookie;
 use crate::kernel_stack::use_kernel_stack;
@@ -16,14 +15,11 @@ pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
     use_kernel_stack(ctx);
     let call = cookie(ctx);
     let address = Arguments::of(ctx).get(call.old_argument());
-    if address == 0 || const { ablation::ends_after("free-cookie") } {
+    if address == 0 {
         return 0;
     }
     let lose = move || live::release_without_state(address);
     let Some(state) = ThreadState::of_target(call.link_kind(), lose) else { return 0 };
-    if const { ablation::ends_after("free-state") } {
-        return 0;
-    }
     live::release(state, address);
     0
 }

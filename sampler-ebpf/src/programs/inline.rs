@@ -13,7 +13,6 @@ use sampler_ebpf::abi::inline::{
 use sampler_ebpf::constants::LARGEST_CHOSEN_INTERVAL;
 use sampler_ebpf::trials;
 
-use crate::ablation;
 use crate::allocation::{self, LARGEST_SIZE};
 use crate::arch::{self, register};
 use crate::config::config;
@@ -52,9 +51,6 @@ fn flags(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_site")]
 pub extern "C" fn inline_site(ctx: *mut c_void) -> u32 {
-    if const { ablation::ends_after("inline-site") } {
-        return 0;
-    }
     use_kernel_stack(ctx);
     match cookie(ctx).0 & SITE_KINDS {
         FREEING_SITE => freeing(ctx),
@@ -70,9 +66,6 @@ fn result(ctx: *mut c_void, is_seen: bool) {
     let sampled = !is_seen || flags(ctx) & flag::SAMPLED != 0;
     let size = if is_seen { register(ctx, RSI) } else { register(ctx, R11) };
     let Some(state) = ThreadState::of_any_target(move || lose(sampled, size)) else { return };
-    if const { ablation::ends_after("inline-state") } {
-        return;
-    }
     // Without an address, the sample counts as untracked.
     let mut address = 0;
     let (offset, interval) = if is_seen {
@@ -103,9 +96,6 @@ fn freeing(ctx: *mut c_void) {
     let block = register(ctx, R11);
     let lose = move || live::release_without_state(block);
     let Some(state) = ThreadState::of_any_target(lose) else { return };
-    if const { ablation::ends_after("inline-state") } {
-        return;
-    }
     note_calls(ctx, state, register(ctx, RAX));
     live::release(state, block);
 }

@@ -3,7 +3,6 @@
 use aya_ebpf::bindings::BPF_ANY;
 use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue, fault};
 
-use crate::ablation;
 use crate::config::config;
 use crate::counters::{self, add_shared, count_removal_refused, exchange_if_equal};
 use crate::filter;
@@ -21,9 +20,6 @@ const BUSY: i32 = -16;
 #[inline(always)]
 pub fn release(state: &mut ThreadState, address: u64) {
     state.frees_seen += 1;
-    if const { ablation::ends_after("free-count") } {
-        return;
-    }
     if filter::may_be_tracked(address) {
         release_tracked(state, address);
     }

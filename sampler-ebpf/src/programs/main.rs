@@ -10,7 +10,6 @@
 #![allow(internal_features)]
 
 // The configuration, the thread state, and access to memory.
-mod ablation;
 mod config;
 mod context;
 mod kernel_stack;

@@ -15,7 +15,6 @@ use sampler_ebpf::abi::{
     ring, stack_kind,
 };
 
-use crate::ablation;
 use crate::config::config;
 use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
@@ -36,9 +35,6 @@ const SHORTEST: u64 = 4 << 10;
 /// Captures the stack of a sampled call, from `registers` up.
 #[inline(always)]
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    if const { ablation::leaves_out("stacks") } {
-        return Taken::of_kind(stack_kind::NONE);
-    }
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {

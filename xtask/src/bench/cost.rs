@@ -1,6 +1,5 @@
 //! The cost that heapbpf adds to a malloc/free pair, compared with no-op probes at the same instructions.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,15 +13,7 @@ use crate::programs::on_path;
 use crate::shell::run as run_command;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --samples | --arrival | --scaling | --stages]); pairs with probes and inline hooks, programs with inline hooks";
-
-/// The stages of a hit, as the BPF programs name them. With `--stages`, programs that end after each stage are measured
-/// as well.
-const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
-
-/// Ablations of the inline hooks' programs, which `--samples --stages` measures: they end at the site, end after the
-/// thread's state was found, or leave out stacks.
-const INLINE_STAGES: [&str; 3] = ["inline-site", "inline-state", "stacks"];
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--inline | --samples | --arrival | --scaling]); pairs with probes and inline hooks, programs with inline hooks";
 
 /// Debian packages with the allocators that `--inline` measures.
 const ALLOCATORS: [(&str, &str); 4] = [
@@ -38,32 +29,11 @@ const PROGRAMS: [(&str, &str); 2] = [("sqlite3", "a program to measure"), ("pyth
 
 /// Builds heapbpf and the workload, and runs the benchmark as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    let pairs = workload(context, "pair_loop")?;
-    let mut objects: Vec<OsString> = Vec::new();
+    let (pairs, heapbpf) = (compile(context, "pair_loop", &[])?, heapbpf(context)?);
     let has = |name: &str| args.iter().any(|word| word == name);
-    if has("--samples") && has("--stages") {
-        for stage in INLINE_STAGES {
-            objects.push("--also".into());
-            objects.push(build::build_ablated(context, stage)?.into());
-        }
-        // Rebuild the usual daemon even if `HEAPBPF_BIN` is measured, so that the last ablation is not left in its
-        // place.
-        build::build(context)?;
-    } else if has("--stages") {
-        for stage in STAGES {
-            objects.push("--object".into());
-            objects.push(build::build_ablation(context, stage)?.into());
-        }
-        build::build_bpf(context)?;
-    }
-    let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => build::build(context)?,
-    };
     let program = super::build_program(context, "heapbpf-bench-cost")?;
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
-    command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(objects);
-    command.args(args.iter().filter(|word| *word != "--stages"));
+    command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(args);
     if has("--inline") {
         packages::install(context, &ALLOCATORS.map(|(name, purpose)| Package::new(name, purpose)))?;
         command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
@@ -74,17 +44,16 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     }
     if has("--scaling") && !has("--quick") {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));
-        command.arg("--charts").arg(context.root.join("docs/charts"));
     }
     run_command(&mut command, context.options.verbose)
 }
 
-/// Compiles one of the programs in `tests/programs`.
-pub fn workload(context: &Context, name: &str) -> anyhow::Result<PathBuf> {
-    compile(context, name, &[])
+/// The heapbpf to measure: the one that `HEAPBPF_BIN` names, or else a fresh build.
+pub fn heapbpf(context: &Context) -> anyhow::Result<PathBuf> {
+    std::env::var_os("HEAPBPF_BIN").map_or_else(|| build::build(context), |path| Ok(path.into()))
 }
 
-/// Does the same with additional flags.
+/// Compiles one of the programs in `tests/programs`, with additional flags.
 pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     if on_path("cc").is_none() {
         packages::install(

@@ -2,19 +2,16 @@
 //! whether figures in use and their error bars are available.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::scratch::{Dir, Running};
+use super::harness::{Bench, Running, get, number, spread};
 use crate::context::Context;
 use crate::packages::{self, Package};
-use crate::root::Privilege;
 use crate::shell::read;
 
 /// One-line description of the benchmark.
@@ -69,9 +66,8 @@ impl Drop for Load {
 
 /// Runs the benchmark; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench host");
-    let number = |i: usize, otherwise: u64| args.get(i).map_or(Ok(otherwise), |text| text.parse::<u64>());
-    let (slice, rounds) = (Duration::from_secs(number(0, 30)?), number(1, 3)?);
+    let bench = Bench::new(context, "host")?;
+    let (slice, rounds) = (Duration::from_secs(number(args, 0, 30)?), number(args, 1, 3)?);
     let packages = [
         ("postgresql", "a database"),
         ("nginx-light", "a web server"),
@@ -81,23 +77,21 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         ("git", "a program that starts often"),
     ];
     packages::install(context, &packages.map(|(name, purpose)| Package::new(name, purpose)))?;
-    let dir = Dir::new()?;
-    let script = dir.path().join("host.sh");
+    let (dir, script) = (&bench.dir, bench.path("host.sh"));
     fs::write(&script, SCRIPT)?;
     let of_each = 2 * slice.as_secs() + WARM_UP.as_secs() + 4 * SETTLED.as_secs();
     let all = slice.as_secs() + rounds * MODES.len() as u64 * of_each + 60;
     let mut load = Command::new("bash");
-    load.args([&script, dir.path()]).arg(all.to_string()).arg(&context.root).process_group(0);
-    let _load = Load(Running::start(&mut load, "READY", false)?);
-    let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
+    load.args([&script, dir]).arg(all.to_string()).arg(&context.root).process_group(0);
+    let _load = Load(Running::start(&mut load, "READY", false)?.0);
     let mut costs = MODES.map(|_| Vec::new());
     std::thread::sleep(SETTLED);
-    let mut before = work(dir.path(), slice)?;
+    let mut before = work(dir, slice)?;
     for _ in 0..rounds {
         for (mode, costs) in MODES.iter().zip(&mut costs) {
-            let mut cost = recorded(&heapbpf, dir.path(), mode, slice)?;
+            let mut cost = recorded(&bench, mode, slice)?;
             std::thread::sleep(SETTLED);
-            let after = work(dir.path(), slice)?;
+            let after = work(dir, slice)?;
             for (rate, bare) in cost.work.iter_mut().zip(before.iter().zip(&after)) {
                 *rate /= 0.5 * (bare.0 + bare.1);
             }
@@ -110,18 +104,8 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 /// Records the host, and measures one slice of time once its busy processes are hooked.
-fn recorded(heapbpf: &Path, dir: &Path, mode: &[&str], slice: Duration) -> anyhow::Result<Cost> {
-    let mut command = Command::new(heapbpf);
-    command.args(mode).args(["--listen", "127.0.0.1:0", "--force", "-o"]).arg(dir.join("profile.json"));
-    let mut daemon = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
-    let mut lines = BufReader::new(daemon.0.stderr.take().context("piped")?).lines();
-    let address = loop {
-        let line = lines.next().context("heapbpf ended")??;
-        if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
-            break address.to_owned();
-        }
-    };
-    std::thread::spawn(move || lines.for_each(drop));
+fn recorded(bench: &Bench, mode: &[&str], slice: Duration) -> anyhow::Result<Cost> {
+    let (mut daemon, address) = bench.serve(mode)?;
     std::thread::sleep(FIGURES_WITHIN);
     print_figures(&mode.join(" "), &address)?;
     std::thread::sleep(WARM_UP);
@@ -129,7 +113,7 @@ fn recorded(heapbpf: &Path, dir: &Path, mode: &[&str], slice: Duration) -> anyho
     get(&address, "/debug/pprof/heap")?;
     std::thread::sleep(SETTLED);
     let before = used(&address)?;
-    let work = work(dir, slice)?;
+    let work = work(&bench.dir, slice)?;
     let now = used(&address)?;
     print_figures(&mode.join(" "), &address)?;
     daemon.interrupt()?;
@@ -160,14 +144,7 @@ fn print_figures(mode: &str, address: &str) -> anyhow::Result<()> {
 
 /// Prints the medians of the rounds; in brackets, the least and the largest.
 fn print(mode: &str, costs: &[Cost]) {
-    let spread = |of: &dyn Fn(&Cost) -> f64| {
-        let mut values: Vec<f64> = costs.iter().map(of).collect();
-        values.sort_by(f64::total_cmp);
-        match (values.get(values.len() / 2), values.first(), values.last()) {
-            (Some(middle), Some(least), Some(most)) => format!("{middle:.3} [{least:.3}, {most:.3}]"),
-            _ => "–".to_owned(),
-        }
-    };
+    let spread = |of: &dyn Fn(&Cost) -> f64| spread(costs.iter().map(of).collect());
     let work = SERVERS.iter().enumerate().map(|(i, server)| format!("{server} {}", spread(&|cost| cost.work[i])));
     println!("{mode}: work per second, of bare (wanted: at least 0.97): {}", work.collect::<Vec<_>>().join(", "));
     println!(
@@ -221,13 +198,4 @@ fn used(address: &str) -> anyhow::Result<Used> {
         probes: value("heapbpf_probe_seconds_total")?,
         hits: value("heapbpf_hits_total")?,
     })
-}
-
-/// Returns an HTTP server's answer, head and body.
-pub fn get(address: &str, path: &str) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
 }

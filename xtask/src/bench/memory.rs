@@ -1,19 +1,15 @@
 //! The daemon's own memory at defaults, by kind: for one process, and for a host's processes.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::ensure;
 
 use super::cost::compile;
-use super::scratch::{Dir, Running};
+use super::harness::{Bench, Running, get, number};
 use crate::context::Context;
-use crate::root::Privilege;
-use crate::shell::read;
 
 /// One-line description of the benchmark.
 pub const ABOUT: &str =
@@ -21,6 +17,8 @@ pub const ABOUT: &str =
 
 /// Size of each allocation of the load, bytes. At the default interval, only one in nine million is not sampled.
 const BLOCK_BYTES: u64 = 8 << 20;
+/// Each call gets its own frame.
+const FLAGS: &[&str] = &["-fno-builtin", "-fno-optimize-sibling-calls"];
 /// Calls below each of the load's stacks.
 const DEPTH: u64 = 20;
 /// Time after which a ring that had to grow has shrunk again.
@@ -28,67 +26,55 @@ const REST: Duration = Duration::from_secs(35);
 
 /// Runs the benchmark, as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench memory");
-    let number = |i: usize, otherwise: usize| args.get(i).map_or(Ok(otherwise), |text| text.parse::<usize>());
-    let (processes, stacks) = (number(0, 300)?, number(1, 5600)?);
-    let dir = Dir::new()?;
-    let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
-    ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-    // Each call gets its own frame.
-    let program = compile(context, "many_stacks", &["-fno-builtin", "-fno-optimize-sibling-calls"])?;
+    let load = Load { bench: Bench::new(context, "memory")?, program: compile(context, "many_stacks", FLAGS)? };
+    let (processes, stacks) = (number(args, 0, 300)?, number(args, 1, 5600)?);
     println!(
         "| recording | when | resident, MiB | anonymous | rings | its program | libraries and others | most so far |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    let bench = Bench { dir, heapbpf, program };
-    bench.measure("`--pid` of one process with 64 stacks", 1, 64, None)?;
+    load.measure("`--pid` of one process with 64 stacks", 1, 64, None)?;
     // Other processes on the host are recorded only on request.
     let target: &[&str] =
         if args.get(2).is_some_and(|word| word == "all") { &["--all"] } else { &["--comm", "many_stacks"] };
     let title = format!("`serve {}`, {processes} processes with {stacks} stacks", target.join(" "));
-    bench.measure(&title, processes, stacks, Some(target))
+    load.measure(&title, processes, stacks, Some(target))
 }
 
-struct Bench {
-    dir: Dir,
-    heapbpf: PathBuf,
+struct Load {
+    bench: Bench,
     program: PathBuf,
 }
 
-impl Bench {
+impl Load {
     /// Measures a recording of this many processes, which together have this many stacks or a few more.
     fn measure(&self, title: &str, processes: usize, stacks: usize, serve: Option<&[&str]>) -> anyhow::Result<()> {
-        let mut targets = (0..processes).map(|i| self.target(levels(processes, stacks, i)));
-        let mut targets: Vec<Running> = targets.by_ref().collect::<anyhow::Result<_>>()?;
+        let targets = (0..processes).map(|i| self.start(levels(processes, stacks, i)));
+        let mut targets: Vec<Running> = targets.collect::<anyhow::Result<_>>()?;
         let pid = targets[0].0.id().to_string();
         let options = serve.map_or(vec!["--pid", &pid], |target| [&["serve"], target].concat());
-        let (mut recording, address) = self.record(&options)?;
+        let (mut recording, address) = self.bench.serve(&options)?;
         let of = recording.0.id();
         let row = |when: &str| -> anyhow::Result<()> {
-            println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?);
+            println!("| {title} | {when} | {}", Memory::of(of, &self.bench.heapbpf)?);
             Ok(())
         };
         std::thread::sleep(Duration::from_secs(5));
         row("attached")?;
         for target in &mut targets {
-            writeln!(target.0.stdin.as_mut().context("piped")?, "go")?;
+            target.write("go")?;
             // One after the other: this is about memory, not about how fast samples may arrive.
             std::thread::sleep(Duration::from_millis(20));
         }
         std::thread::sleep(Duration::from_secs(10));
         row("10 s after all have allocated")?;
-        scrape(&address)?;
+        // As pprof, so that all stacks are named.
+        ensure!(get(&address, "/debug/pprof/heap")?.get(8..12) == Some(" 200"), "the scrape failed");
         std::thread::sleep(Duration::from_secs(3));
         row("after a scrape")?;
         std::thread::sleep(REST);
         row("35 s later")?;
-        // With the `kill` command, because xtask has no unsafe code.
-        read(Command::new("kill").args(["-INT", &of.to_string()]))?;
-        let status = recording.0.wait()?;
-        ensure!(status.success(), "heapbpf failed: {status}");
-        let stats = fs::read_to_string(self.dir.path().join("stats.json"))?;
-        let stats: serde_json::Value = serde_json::from_str(&stats)?;
-        let count = |name: &str| stats[name].as_u64().unwrap_or(0);
+        recording.interrupt()?;
+        let count = self.bench.stats()?;
         println!(
             "\n{} samples, {} stacks lost, {} records lost\n",
             count("submitted"),
@@ -98,33 +84,9 @@ impl Bench {
         Ok(())
     }
 
-    fn target(&self, levels: u32) -> anyhow::Result<Running> {
+    fn start(&self, levels: u32) -> anyhow::Result<Running> {
         let arguments = [u64::from(levels), BLOCK_BYTES, DEPTH].map(|number| number.to_string());
-        let mut command = Command::new(&self.program);
-        let mut child = Running(command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
-        let mut line = String::new();
-        BufReader::new(child.0.stdout.as_mut().context("piped")?).read_line(&mut line)?;
-        ensure!(line.starts_with("READY"), "{:?} says {line:?}", self.program);
-        Ok(child)
-    }
-
-    /// Starts heapbpf. Returns its address as well.
-    fn record(&self, options: &[&str]) -> anyhow::Result<(Running, String)> {
-        let mut command = Command::new(&self.heapbpf);
-        command.args(options).args(["--listen", "127.0.0.1:0", "--stats"]).arg(self.dir.path().join("stats.json"));
-        command.args(["--force", "-o"]).arg(self.dir.path().join("profile.pb.gz"));
-        let mut child = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
-        let mut lines = BufReader::new(child.0.stderr.take().context("piped")?).lines();
-        for line in &mut lines {
-            let line = line?;
-            if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
-                let address = address.to_owned();
-                // Later output is discarded, so that a full pipe does not block it.
-                std::thread::spawn(move || lines.for_each(drop));
-                return Ok((child, address));
-            }
-        }
-        bail!("heapbpf did not begin to record")
+        Ok(Running::start(Command::new(&self.program).args(arguments), "READY", false)?.0)
     }
 }
 
@@ -135,17 +97,6 @@ fn levels(processes: usize, stacks: usize, i: usize) -> u32 {
     // This many processes have twice as many stacks as the others.
     let larger = stacks.saturating_sub(processes << low).div_ceil(1 << low);
     low + u32::from(i < larger)
-}
-
-/// Gets the profile as pprof, so that all stacks are named.
-fn scrape(address: &str) -> anyhow::Result<()> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    write!(stream, "GET /debug/pprof/heap HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    ensure!(answer.starts_with(b"HTTP/1.1 200"), "the scrape failed");
-    Ok(())
 }
 
 /// Resident memory of a process by kind, KiB.

@@ -1,21 +1,21 @@
 //! The benchmarks: the table of all, and those that only run a program or a test. Each other one has a file.
 
 mod cost;
-mod crowd;
+mod harness;
 mod host;
 mod memory;
 mod page;
 mod peers;
 mod processes;
-mod python;
-mod scratch;
 mod stacks;
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::bail;
 
+pub use self::cost::compile;
 use crate::context::Context;
 use crate::shell::run;
 use crate::test::bench_among_tests;
@@ -37,12 +37,6 @@ const BENCHES: &[Bench] = &[
         about: "coverage of the intervals: 18 mixes of sizes, 20,000 profiles a cell ([PROFILES [SEEDS]])",
         run: |context, args| run_program(context, "heapbpf-coverage", args),
     },
-    Bench { name: "crowd", about: crowd::ABOUT, run: crowd::run },
-    Bench {
-        name: "fleet",
-        about: "a fleet of synthetic hosts: bytes per profile in each format, series, how hosts add up",
-        run: |context, args| run_program(context, "heapbpf-bench-fleet", args),
-    },
     Bench { name: "host", about: host::ABOUT, run: host::run },
     Bench {
         name: "growth",
@@ -50,8 +44,6 @@ const BENCHES: &[Bench] = &[
                 finds",
         run: |context, _| bench_among_tests(context, ["alone", "long::growth::"], &[]),
     },
-    Bench { name: "processes", about: processes::ABOUT, run: processes::run },
-    Bench { name: "python", about: python::ABOUT, run: python::run },
     Bench {
         name: "real-coverage",
         about: "coverage of the intervals of 480 short runs with known truth, through real probes",
@@ -59,8 +51,8 @@ const BENCHES: &[Bench] = &[
     },
     Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
+    Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
-    Bench { name: "study", about: peers::ABOUT_STUDY, run: peers::study },
     Bench {
         name: "heap",
         about: "memory of 1,000 to 1,000,000 tracked live samples in the daemon, and ns per sample and free",
@@ -70,7 +62,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench {
         name: "statistics",
-        about: "weights, intervals and p-values of 100,000 stacks; a draw; calibration; the growth test",
+        about: "weights, intervals and p-values of 100,000 stacks; a draw",
         run: |context, args| run_program(context, "heapbpf-bench-statistics", args),
     },
     Bench {
@@ -104,8 +96,8 @@ pub fn bench(context: &Context, name: Option<&str>, quick: bool, args: &[String]
     }
 }
 
-/// Builds a program of the crate `heapbpf-bench` for release and runs it, for measurements inside the daemon's code.
-fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Result<()> {
+/// Builds a program of the crate `heapbpf-bench` for release and runs it.
+pub fn run_program<A: AsRef<OsStr>>(context: &Context, program: &str, args: &[A]) -> anyhow::Result<()> {
     let program = build_program(context, program)?;
     run(Command::new(program).args(args), context.options.verbose)
 }

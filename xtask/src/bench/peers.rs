@@ -6,8 +6,7 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use super::cost::compile;
-use crate::build;
+use super::cost::{compile, heapbpf};
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::programs::on_path;
@@ -16,7 +15,7 @@ use crate::shell::{read, run as run_command, say};
 /// One-line description of [`run`].
 pub const ABOUT: &str = "profilers side by side, heapbpf with --hook probe, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
 /// One-line description of [`programs`].
-pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --hook probe --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES] [--object FILE])";
+pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --hook probe --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES])";
 
 /// Builds everything and runs the comparison as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -29,20 +28,8 @@ pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
     compare(context, args, &[&["--real"], rounds].concat())
 }
 
-/// One-line description of [`study`].
-pub const ABOUT_STUDY: &str =
-    "noise and cost of R = 1 to 10^7 bytes on sqlite3 with --hook probe, into docs/overhead.md";
-
-/// Does the same for sampling intervals.
-pub fn study(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    compare(context, args, &["--study"])
-}
-
 fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<()> {
-    let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => build::build(context)?,
-    };
+    let heapbpf = heapbpf(context)?;
     install(context);
     let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin-malloc", "-no-pie"];
     let churn = compile(context, "churn", &flags)?;
@@ -57,7 +44,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     if let Some(headers) = headers(context)? {
         command.arg("--headers").arg(headers);
     }
-    let prints = ["--quick", "--print", "--only", "--workloads", "--object"];
+    let prints = ["--quick", "--print", "--only", "--workloads"];
     if !args.iter().any(|word| prints.iter().any(|print| word.starts_with(print))) {
         let document = if args.iter().any(|word| word == "--inline") { "docs/inline.md" } else { "docs/overhead.md" };
         command.arg("--document").arg(context.root.join(document));

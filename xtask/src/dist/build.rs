@@ -31,14 +31,14 @@ pub fn build(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     let c_flags: Vec<String> = renamed.iter().map(|(path, name)| format!("-ffile-prefix-map={path}={name}")).collect();
     command
         .args(["--profile", "dist", "--package", "heapbpf"])
-        .args(["--target", release.machine.triple, "--target-dir"])
+        .args(["--target", &release.triple(), "--target-dir"])
         .arg(&target)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR))
         .env("CFLAGS", c_flags.join(" "))
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .env("HEAPBPF_BPF_OBJECT", &object);
     run(&mut command, context.options.verbose)?;
-    Ok(target.join(release.machine.triple).join("dist/heapbpf"))
+    Ok(target.join(release.triple()).join("dist/heapbpf"))
 }
 
 /// Whether an environment variable would change the binary.

@@ -19,7 +19,7 @@ use crate::toolchain;
 const DAEMON: &str = "heapbpf";
 
 /// One part of a release that has a name, a version and a licence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Component {
     pub name: String,
     pub version: String,
@@ -41,7 +41,7 @@ pub struct Component {
 
 /// Returns all components. The first is the daemon.
 pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component>> {
-    let linked = linked(context, DAEMON, &[], release.machine.triple)?;
+    let linked = linked(context, DAEMON, &[], &release.triple())?;
     let loaded = linked_for_bpf(context)?;
     let features = ["--features", "sampler-ebpf/probes"];
     let metadata = cargo_tools::metadata(context.cargo("metadata").args(features))?;
@@ -180,11 +180,8 @@ fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
         version: version.to_owned(),
         licence: licence.to_owned(),
         purl,
-        checksum: None,
-        repository: None,
-        uses: Vec::new(),
         texts,
-        is_own: false,
+        ..Component::default()
     };
     let mut others = vec![
         plain(

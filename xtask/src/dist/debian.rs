@@ -55,7 +55,7 @@ pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Resu
         &source("control")?,
         &[
             ("VERSION", release.version.as_str()),
-            ("ARCHITECTURE", release.machine.debian),
+            ("ARCHITECTURE", release.architecture[1]),
             ("MAINTAINER", &maintainer),
             ("SIZE", &kibibytes(&root)?.to_string()),
         ],

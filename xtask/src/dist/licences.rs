@@ -94,12 +94,7 @@ mod tests {
             name: name.to_owned(),
             version: "1.0.0".to_owned(),
             licence: "MIT".to_owned(),
-            purl: String::new(),
-            checksum: None,
-            repository: None,
-            uses: Vec::new(),
-            texts: Vec::new(),
-            is_own: false,
+            ..Component::default()
         };
         let (a, b, c) = (component("a"), component("b"), component("c"));
         let licences =

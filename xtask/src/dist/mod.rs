@@ -2,7 +2,6 @@
 
 mod archive;
 mod build;
-mod check;
 mod components;
 mod debian;
 mod licences;
@@ -11,38 +10,15 @@ mod tree;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use clap::Args;
 
 use crate::context::Context;
 use crate::shell::{read, say};
 
-/// What to do besides making the release.
-#[derive(Args, Debug)]
-pub struct Selection {
-    /// Then check it: build again in another directory and compare the bytes, and try the results in other distributions' roots (takes
-    /// long; the roots need root and Debian's registry)
-    #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "all")]
-    check: Option<check::Part>,
-    /// A root of Alpine to try the results in, unpacked into a directory; without it, musl and busybox from Debian stand in for it
-    #[arg(long, value_name = "DIR", requires = "check")]
-    alpine: Option<PathBuf>,
-}
-
-/// A machine type that releases are made for, namely the host's.
-struct Machine {
-    architecture: &'static str,
-    triple: &'static str,
-    /// Debian's name of the architecture.
-    debian: &'static str,
-}
-
-const MACHINES: [Machine; 2] = [
-    Machine { architecture: "x86_64", triple: "x86_64-unknown-linux-gnu", debian: "amd64" },
-    Machine { architecture: "aarch64", triple: "aarch64-unknown-linux-gnu", debian: "arm64" },
-];
+/// Architectures that releases are made for on themselves: Rust's and Debian's name.
+const ARCHITECTURES: [[&str; 2]; 2] = [["x86_64", "amd64"], ["aarch64", "arm64"]];
 
 /// What is released, and where it is made.
 pub struct Release {
@@ -50,22 +26,28 @@ pub struct Release {
     version: String,
     /// When the source last changed, in seconds since 1970. All files in the release get this time.
     epoch: u64,
-    machine: &'static Machine,
+    /// Rust's and Debian's name of the architecture.
+    architecture: [&'static str; 2],
     /// The directory of the results.
     out: PathBuf,
 }
 
 impl Release {
     fn of(context: &Context) -> anyhow::Result<Self> {
-        let machine = MACHINES.iter().find(|machine| machine.architecture == std::env::consts::ARCH);
-        let machine = machine.context("releases are made on x86-64 and arm64 only")?;
+        let architecture = ARCHITECTURES.into_iter().find(|names| names[0] == std::env::consts::ARCH);
+        let architecture = architecture.context("releases are made on x86-64 and arm64 only")?;
         let out = context.target().join("dist");
-        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch(context)?, machine, out })
+        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch(context)?, architecture, out })
+    }
+
+    /// Rust's target triple.
+    fn triple(&self) -> String {
+        format!("{}-unknown-linux-gnu", self.architecture[0])
     }
 
     /// The name of the tarball without its extension, and of the directory in it.
     fn name(&self) -> String {
-        format!("heapbpf-{}-{}-linux", self.version, self.machine.architecture)
+        format!("heapbpf-{}-{}-linux", self.version, self.architecture[0])
     }
 
     fn tarball(&self) -> PathBuf {
@@ -73,7 +55,7 @@ impl Release {
     }
 
     fn package(&self) -> PathBuf {
-        self.out.join(format!("heapbpf_{}_{}.deb", self.version, self.machine.debian))
+        self.out.join(format!("heapbpf_{}_{}.deb", self.version, self.architecture[1]))
     }
 
     fn sbom(&self) -> PathBuf {
@@ -95,21 +77,9 @@ impl Release {
     }
 }
 
-/// Makes a release, and checks it if requested.
-pub fn dist(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
-    let release = Release::of(context)?;
-    let made = make(context, &release)?;
-    let Some(part) = selection.check else { return Ok(ExitCode::SUCCESS) };
-    check::check(context, &release, &made, part, selection.alpine.as_deref())
-}
-
-/// The binary of a release.
-pub struct ReleaseBinary {
-    binary: PathBuf,
-}
-
 /// Makes all files of a release.
-fn make(context: &Context, release: &Release) -> anyhow::Result<ReleaseBinary> {
+pub fn dist(context: &Context) -> anyhow::Result<()> {
+    let release = &Release::of(context)?;
     let work = release.work();
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     for file in release.files().iter().filter(|file| file.exists()) {
@@ -128,7 +98,7 @@ fn make(context: &Context, release: &Release) -> anyhow::Result<ReleaseBinary> {
         let size = fs::metadata(&file).with_context(|| format!("there is no {}", file.display()))?.len();
         say!("{} ({} KiB)", file.strip_prefix(&context.root).unwrap_or(&file).display(), size.div_ceil(1024));
     }
-    Ok(ReleaseBinary { binary })
+    Ok(())
 }
 
 /// Returns `SOURCE_DATE_EPOCH`, or else the time of the last commit, in seconds since 1970.
@@ -197,7 +167,7 @@ mod tests {
         let release = Release {
             version: "1.2.3".to_owned(),
             epoch: 0,
-            machine: &MACHINES[0],
+            architecture: ARCHITECTURES[0],
             out: PathBuf::from("/w/target/dist"),
         };
         let names = release.files().map(|file| file.file_name().expect("a name").to_string_lossy().into_owned());

@@ -57,7 +57,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::dist::MACHINES;
+    use crate::dist::ARCHITECTURES;
 
     fn component(name: &str, uses: &[&str]) -> Component {
         Component {
@@ -66,17 +66,16 @@ mod tests {
             licence: "MIT".to_owned(),
             purl: format!("pkg:cargo/{name}@1.0.0"),
             checksum: (name == "b").then(|| "0f".repeat(32)),
-            repository: None,
             uses: uses.iter().map(|name| format!("pkg:cargo/{name}@1.0.0")).collect(),
-            texts: Vec::new(),
             is_own: name == "a",
+            ..Component::default()
         }
     }
 
     #[test]
     fn every_part_is_listed_with_its_licence_and_what_it_uses() {
         let release =
-            Release { version: "0.1.0".to_owned(), epoch: 0, machine: &MACHINES[0], out: PathBuf::from("/w") };
+            Release { version: "0.1.0".to_owned(), epoch: 0, architecture: ARCHITECTURES[0], out: PathBuf::from("/w") };
         let parts = [component("a", &["b"]), component("b", &[])];
         let text = document(&release, &parts, "1970-01-01T00:00:00Z").expect("it has components");
         let read: Value = serde_json::from_str(&text).expect("JSON");

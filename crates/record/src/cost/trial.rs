@@ -22,13 +22,8 @@ use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::rings::Ring;
 use heapbpf_kernel::{KernelError, sys};
 use heapbpf_probes::Table;
-use heapbpf_profile::model::Criterion;
-use heapbpf_statistics::size_classes::{CLASS_INTERVAL, class_trials};
 use sampler_ebpf::abi::{Config, stack_kind};
 use sampler_ebpf::constants::draw_constants;
-use sampler_ebpf::trials::SIZE_CLASSES;
-
-use crate::sampling::criterion_code;
 
 /// Smallest ring, bytes; the loader rounds it up to a page.
 const LEAST: u32 = 4096;
@@ -126,10 +121,8 @@ pub struct Recording {
 /// Settings of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Sampling interval R: bytes, or allocations under another criterion. By size class, it applies to every class.
+    /// Sampling interval R, bytes.
     pub interval: u64,
-    /// The unit of a sampling trial.
-    pub criterion: Criterion,
     /// Whether frees are tracked.
     pub live: bool,
     /// Kind of link; `None`: the best that works.
@@ -149,7 +142,6 @@ impl Setting {
     /// The defaults of the command line for a named target, except that only malloc and free are probed.
     pub const DEFAULT: Self = Self {
         interval: 512 << 10,
-        criterion: Criterion::Bytes,
         live: true,
         link: None,
         stack_kind: stack_kind::COPIED,
@@ -175,7 +167,6 @@ impl Recording {
             live: u32::from(setting.live),
             stack_kind: setting.stack_kind,
             stack_bytes: setting.stack_bytes,
-            criterion: criterion_code(setting.criterion),
             self_tgid: std::process::id(),
             ..Config::default()
         };
@@ -185,13 +176,7 @@ impl Recording {
             MapSizes { events_bytes, stacks_bytes: 4 * events_bytes, live_max: 1 << 20, stack_traces_max: 1024 };
         let loader = Arc::new(Loader::new(object, &config, &sizes)?);
         let mut control = ControlMaps::open(&loader)?;
-        let interval = if setting.criterion == Criterion::SizeClass {
-            control.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;
-            CLASS_INTERVAL
-        } else {
-            setting.interval
-        };
-        control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
+        control.set_draw(draw_constants(setting.interval).context("the interval is too large")?)?;
         let programs = Programs::load(&loader, (setting.live, When::AtOnce), setting.link, guardian)?;
         let mut hooks = hooks(setting.live, Some(&programs));
         if let Some(functions) = setting.functions {
@@ -219,12 +204,6 @@ impl Recording {
             self.hooks.hook(self.key, own.then_some(*pid), &self.programs, &mut self.control)?;
         }
         Ok(())
-    }
-
-    /// Probes another process with the same allocator file instead, from the next [`on`](Self::on) on.
-    pub fn only_for(&mut self, pid: u32) {
-        self.leave_all();
-        self.also(pid);
     }
 
     /// Forgets all processes to probe.

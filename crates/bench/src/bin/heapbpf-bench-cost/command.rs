@@ -1,11 +1,10 @@
 //! The cost of the `heapbpf` command with its daemon, against the no-op baseline.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use heapbpf_bench::recording::{self, stop};
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_record::cost::quantiles::{median, spread};
 use heapbpf_record::cost::trial::{Allocator, Baseline, Where};
@@ -112,36 +111,8 @@ impl Process {
     }
 }
 
-/// Starts a recording and waits until its probes are in place.
+/// Starts a recording of a process and waits until it has begun.
 pub fn start(heapbpf: &Path, pid: u32, arguments: &[&str]) -> anyhow::Result<Child> {
-    let dir = tempfile::tempdir()?.keep();
-    let mut child = Command::new(heapbpf)
-        .args(["--pid", &pid.to_string(), "--quiet", "-o"])
-        .arg(dir.join("profile.json"))
-        .args(arguments)
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {}", heapbpf.display()))?;
-    let mut lines = BufReader::new(child.stderr.take().context("no standard error")?).lines();
-    loop {
-        match lines.next() {
-            Some(Ok(line)) if line.starts_with("heapbpf: recording") => break,
-            Some(Ok(line)) => eprintln!("{line}"),
-            _ => bail!("heapbpf ended before it recorded: {}", child.wait()?),
-        }
-    }
-    // Later output is discarded, so that a full pipe does not block it.
-    std::thread::spawn(move || lines.for_each(drop));
-    Ok(child)
-}
-
-/// Ends a recording with SIGINT, as Ctrl-C does, and waits for it.
-pub fn stop(child: &mut Child) -> anyhow::Result<()> {
-    // SAFETY: `kill` takes plain integers. The child has not been waited for, so its PID is still its own.
-    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
-    let status = child.wait()?;
-    if !status.success() {
-        bail!("heapbpf failed: {status}");
-    }
-    Ok(())
+    let (dir, pid) = (tempfile::tempdir()?.keep(), pid.to_string());
+    recording::start(heapbpf, &dir, &[&["--pid", &pid][..], arguments].concat())
 }

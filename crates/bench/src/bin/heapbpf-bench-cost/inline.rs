@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use heapbpf_bench::recording::{is_hooked, stop};
 use heapbpf_record::cost::quantiles::{median, quantile, spread};
 use heapbpf_record::cost::workload::Workload;
 
 use super::Options;
-use super::command::{start, stop};
+use super::command::start;
 use super::pinned::Library;
 
 /// Pairs in a slice, over all threads: some tens of milliseconds.
@@ -143,8 +144,7 @@ fn row(
     for _ in 0..options.rounds.div_ceil(8).max(3) {
         let before = slices(&mut workload)?;
         let mut running = start(heapbpf, workload.pid(), &["--hook", "inline", "--no-follow", "-i", interval])?;
-        let is_hooked =
-            std::fs::read_to_string(format!("/proc/{}/maps", workload.pid()))?.contains("/memfd:heapbpf-inline");
+        let is_hooked = is_hooked(workload.pid());
         wait_until_still(running.id())?;
         let hooked = if is_hooked { undisturbed(&slices(&mut workload)?) } else { 0.0 };
         stop(&mut running)?;

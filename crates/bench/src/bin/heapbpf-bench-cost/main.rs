@@ -2,7 +2,6 @@
 //! that do nothing.
 
 mod command;
-mod criteria;
 mod inline;
 mod pairs;
 mod pinned;
@@ -14,6 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
+use heapbpf_bench::machine;
 use heapbpf_kernel::object::aligned;
 
 /// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
@@ -40,9 +40,6 @@ pub struct Options {
     /// Measure against threads, live samples and intervals instead
     #[arg(long)]
     scaling: bool,
-    /// Measure criteria against sampling by bytes instead
-    #[arg(long)]
-    criteria: bool,
     /// Measure copies of stacks by their size instead
     #[arg(long)]
     stacks: bool,
@@ -55,18 +52,9 @@ pub struct Options {
     /// Measure what a recording at defaults takes of programs that are at work when it begins instead
     #[arg(long)]
     arrival: bool,
-    /// Another `heapbpf` to measure beside it with --samples; may be repeated
-    #[arg(long)]
-    also: Vec<PathBuf>,
     /// Document to write the table of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,
-    /// Directory to write its charts into
-    #[arg(long)]
-    charts: Option<PathBuf>,
-    /// Another BPF object to measure beside the built-in one; may be repeated
-    #[arg(long)]
-    object: Vec<PathBuf>,
     /// Bytes per allocation
     #[arg(long, default_value_t = 100)]
     size: u64,
@@ -77,15 +65,12 @@ fn main() -> anyhow::Result<()> {
     if options.quick {
         options.rounds = options.rounds.min(15);
     }
-    println!("{}, {} rounds", surroundings(), options.rounds);
+    println!("{}, {} rounds", machine::describe(), options.rounds);
     let object = aligned(&heapbpf_testing::bpf_object().context("the BPF programs are not built")?);
     heapbpf_record::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
     if options.scaling {
         return scaling::run(&options, object, &library);
-    }
-    if options.criteria {
-        return criteria::run(&options, object, &library);
     }
     if options.stacks {
         return stacks::run(&options, object, &library);
@@ -106,19 +91,4 @@ fn main() -> anyhow::Result<()> {
         command::daemon(&options, &library, heapbpf)?;
     }
     Ok(())
-}
-
-/// A description of the machine, its kernel and its load.
-fn surroundings() -> String {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let info = read("/proc/cpuinfo");
-    let model =
-        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
-    let load = read("/proc/loadavg");
-    format!(
-        "{} CPUs ({model}), kernel {}, load {}",
-        heapbpf_record::cost::cpus::online(),
-        read("/proc/sys/kernel/osrelease").trim(),
-        load.split_whitespace().next().unwrap_or("?")
-    )
 }

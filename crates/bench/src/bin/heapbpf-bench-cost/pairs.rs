@@ -2,7 +2,6 @@
 //! rounds.
 
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_kernel::object::aligned;
 use heapbpf_kernel::programs::LinkKind;
 use heapbpf_record::cost::quantiles::{median, spread};
 use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
@@ -99,26 +98,17 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
         Condition::new("512 KiB", PAIRS, heapbpf(object, plain)?),
         Condition::new("512 KiB --no-live", PAIRS, heapbpf(object, Setting { live: false, ..plain })?),
     ];
-    for path in &options.object {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let bytes = aligned(&std::fs::read(path)?);
-        conditions.push(Condition::new(format!("{name}: 512 KiB"), PAIRS, heapbpf(bytes, plain)?));
-        let no_live = heapbpf(bytes, Setting { live: false, ..plain })?;
-        conditions.push(Condition::new(format!("{name}: --no-live"), PAIRS, no_live));
+    for (name, interval, pairs) in [("-i 0", 0, PAIRS), ("4 KiB", 4096, PAIRS), ("-i 1", 1, SAMPLED_PAIRS)] {
+        conditions.push(Condition::new(name, pairs, heapbpf(object, Setting { interval, ..plain })?));
     }
-    if options.object.is_empty() {
-        for (name, interval, pairs) in [("-i 0", 0, PAIRS), ("4 KiB", 4096, PAIRS), ("-i 1", 1, SAMPLED_PAIRS)] {
-            conditions.push(Condition::new(name, pairs, heapbpf(object, Setting { interval, ..plain })?));
-        }
-        let every = Setting { interval: 1, live: false, ..plain };
-        conditions.push(Condition::new("-i 1 --no-live", SAMPLED_PAIRS, heapbpf(object, every)?));
-        for (name, link) in [("--link multi", LinkKind::Multi), ("--link perf", LinkKind::Perf)] {
-            conditions.push(Condition::new(name, PAIRS, heapbpf(object, Setting { link: Some(link), ..plain })?));
-        }
-        let returns = What::Baseline(Where::AllocationsAndReturns, false);
-        conditions.push(Condition::new("no-op at malloc and its return", PAIRS, returns));
-        conditions.push(Condition::new("no-op at both, perf links", PAIRS, What::Baseline(Where::Everywhere, true)));
+    let every = Setting { interval: 1, live: false, ..plain };
+    conditions.push(Condition::new("-i 1 --no-live", SAMPLED_PAIRS, heapbpf(object, every)?));
+    for (name, link) in [("--link multi", LinkKind::Multi), ("--link perf", LinkKind::Perf)] {
+        conditions.push(Condition::new(name, PAIRS, heapbpf(object, Setting { link: Some(link), ..plain })?));
     }
+    let returns = What::Baseline(Where::AllocationsAndReturns, false);
+    conditions.push(Condition::new("no-op at malloc and its return", PAIRS, returns));
+    conditions.push(Condition::new("no-op at both, perf links", PAIRS, What::Baseline(Where::Everywhere, true)));
     println!(
         "{}: malloc {}, free {}\n",
         allocator.name(),

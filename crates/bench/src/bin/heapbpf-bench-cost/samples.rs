@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use heapbpf_attach::inline::memory;
+use heapbpf_bench::recording::stop;
 use heapbpf_bench::sql::rows;
 use heapbpf_inline::abi::{CONTROL, Control};
 use heapbpf_inline::read::Counts;
@@ -25,16 +26,15 @@ use heapbpf_record::cost::quantiles::{median, spread};
 use heapbpf_remote::blob_range;
 
 use super::Options;
-use super::command::{start, stop};
+use super::command::start;
 
 const SLICE: Duration = Duration::from_millis(100);
 /// Time between a change and its slice, in which the daemon processes the samples from before the change.
 const BETWEEN: Duration = Duration::from_millis(10);
 /// Pairs of slices per requested round.
 const PAIRS_OF_ROUND: usize = 4;
-/// At this interval, samples cost a program enough to stand out from other variation.
-const OFTEN: &str = "64KiB";
-const INTERVALS: [&str; 2] = ["512KiB", OFTEN];
+/// At the second, samples cost a program enough to stand out from other variation.
+const INTERVALS: [&str; 2] = ["512KiB", "64KiB"];
 /// Time for a program to load what it needs.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -46,22 +46,48 @@ struct Work {
     input: fn() -> String,
 }
 
-const WORKS: [Work; 2] = [
+/// Programs that write something at each turn of their work.
+const WORKS: [Work; 4] = [
     Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: inserts },
     Work {
         name: "python3",
         program: "/usr/bin/python3",
         arguments: &[
             "-c",
-            "import json\nrow = {'k%d' % i: [i, str(i), i / 3] for i in range(200)}\nwhile True: json.loads(json.dumps(row))",
+            "import json\nrow = {'k%d' % i: [i, str(i), i / 3] for i in range(200)}\nwhile True:\n    \
+             json.loads(json.dumps(row))\n    print('x', flush=True)",
+        ],
+        input: String::new,
+    },
+    Work {
+        name: "ruby",
+        program: "/usr/bin/ruby",
+        arguments: &[
+            "-e",
+            "$stdout.sync = true\nrow = (0...200).to_h { |i| [\"k#{i}\", [i, i.to_s, i / 3.0]] }\n\
+             loop { row.map { |k, v| k + v.join(',') }.join(';').split(';'); print 'x' }",
+        ],
+        input: String::new,
+    },
+    Work {
+        name: "octave",
+        program: "/usr/bin/octave-cli",
+        arguments: &[
+            "--quiet",
+            "--no-init-file",
+            "--eval",
+            "while true, x = cell(1, 200); for k = 1:200, x{k} = sprintf('%d', k); end; s = strjoin(x, ','); \
+             puts('x'); fflush(stdout); end",
         ],
         input: String::new,
     },
 ];
+/// Of these, the first ones, whose calls inline hooks count.
+const SAMPLED: usize = 2;
 
-/// SQL that leaves the database as it was.
+/// SQL that leaves the database as it was, and says so.
 fn inserts() -> String {
-    rows(2000) + "DROP TABLE items;\n"
+    rows(200) + "DROP TABLE items;\n.print x\n"
 }
 
 /// A running program, which is killed when this is dropped.
@@ -138,16 +164,10 @@ pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
         "\n{:<40} {:>9}  {:<21}  µs per sample, with its free",
         "inline hooks", "samples/s", "of paused, CPU time"
     );
-    for work in WORKS.iter().filter(|work| Path::new(work.program).exists()) {
-        let line = |name: &str, interval: &str, heapbpf: &Path| -> anyhow::Result<()> {
-            let what = format!("{}, {name}-i {interval}", work.name);
+    for work in WORKS[..SAMPLED].iter().filter(|work| Path::new(work.program).exists()) {
+        for interval in INTERVALS {
+            let what = format!("{}, -i {interval}", work.name);
             println!("{what:<40} {}", row(options.rounds * PAIRS_OF_ROUND, work, interval, heapbpf)?);
-            Ok(())
-        };
-        INTERVALS.iter().try_for_each(|interval| line("", interval, heapbpf))?;
-        for also in &options.also {
-            let name = also.file_name().unwrap_or_default().to_string_lossy();
-            line(&format!("{name}, "), OFTEN, also)?;
         }
     }
     Ok(())
@@ -175,48 +195,6 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
     stop(&mut recording)?;
     measured?;
     Ok(format!("{:>9.0}  {:<23}  {}", median(&rates), spread(&ratios), spread(&each_us)))
-}
-
-/// Programs that write something at each turn of their work.
-const AT_WORK: [Work; 4] = [
-    Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: printing_inserts },
-    Work {
-        name: "python3",
-        program: "/usr/bin/python3",
-        arguments: &[
-            "-c",
-            "import json\nrow = {'k%d' % i: [i, str(i), i / 3] for i in range(200)}\nwhile True:\n    \
-             json.loads(json.dumps(row))\n    print('x', flush=True)",
-        ],
-        input: String::new,
-    },
-    Work {
-        name: "ruby",
-        program: "/usr/bin/ruby",
-        arguments: &[
-            "-e",
-            "$stdout.sync = true\nrow = (0...200).to_h { |i| [\"k#{i}\", [i, i.to_s, i / 3.0]] }\n\
-             loop { row.map { |k, v| k + v.join(',') }.join(';').split(';'); print 'x' }",
-        ],
-        input: String::new,
-    },
-    Work {
-        name: "octave",
-        program: "/usr/bin/octave-cli",
-        arguments: &[
-            "--quiet",
-            "--no-init-file",
-            "--eval",
-            "while true, x = cell(1, 200); for k = 1:200, x{k} = sprintf('%d', k); end; s = strjoin(x, ','); \
-             puts('x'); fflush(stdout); end",
-        ],
-        input: String::new,
-    },
-];
-
-/// SQL that leaves the database as it was, and says so.
-fn printing_inserts() -> String {
-    rows(200) + "DROP TABLE items;\n.print x\n"
 }
 
 /// How long a program is watched before and after a recording, and during one after its first second.
@@ -266,7 +244,7 @@ impl Counted {
 pub fn arrival(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
     const FIRST: Duration = Duration::from_secs(1);
     println!("\n{:<12} {:<25} later (wanted: at most 1.03)", "--pid", "first second, of bare");
-    for work in AT_WORK.iter().filter(|work| Path::new(work.program).exists()) {
+    for work in WORKS.iter().filter(|work| Path::new(work.program).exists()) {
         let program = Counted::start(work)?;
         let (mut first, mut later) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds.div_ceil(8) {

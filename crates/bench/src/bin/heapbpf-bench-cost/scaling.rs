@@ -1,7 +1,8 @@
 //! The cost per pair as a function of the number of threads, processes and live samples, the stack depth and the
 //! interval.
 
-use heapbpf_bench::points_chart::{Axes, Line, chart};
+use heapbpf_bench::document::replace_in;
+use heapbpf_bench::machine;
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_record::cost::cpus::pin;
 use heapbpf_record::cost::quantiles::{median, quantile};
@@ -27,62 +28,45 @@ struct Figure {
     to_baseline: [f64; 3],
 }
 
-/// The figures of one condition that grows, and the file of its chart.
+/// The figures of one condition that grows.
 struct Study {
     what: &'static str,
-    file: &'static str,
     figures: Vec<Figure>,
 }
 
-/// Measures and prints, and writes a table of medians and the charts if the options say where.
+/// Measures and prints, and writes a table of medians if the options say where.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
     let bench = Bench { options, object, library };
     let studies = [
-        bench.study("threads of one process", "cost-threads.svg", &[1, 2, 4, 8, 16], Bench::threads)?,
-        bench.study(
-            "named processes of one library",
-            "cost-processes.svg",
-            &[1, 2, 4, 8, 9, 50, 200],
-            Bench::processes,
-        )?,
+        bench.study("threads of one process", &[1, 2, 4, 8, 16], Bench::threads)?,
+        bench.study("named processes of one library", &[1, 2, 4, 8, 9, 50, 200], Bench::processes)?,
         bench.study(
             "named processes of one library, seen by one that is not named",
-            "cost-bystander.svg",
             &[1, 8, 9, 50],
             Bench::bystander,
         )?,
-        bench.study("live samples", "cost-live.svg", &[1, 1_000, 10_000, 100_000, 1_000_000], Bench::live_samples)?,
-        bench.study(
-            "calls on the stack, every allocation sampled",
-            "cost-depth.svg",
-            &[1, 10, 30, 100, 300, 1000],
-            Bench::depth,
-        )?,
+        bench.study("live samples", &[1, 1_000, 10_000, 100_000, 1_000_000], Bench::live_samples)?,
+        bench.study("calls on the stack, every allocation sampled", &[1, 10, 30, 100, 300, 1000], Bench::depth)?,
         bench.study(
             "sampling interval R, bytes",
-            "cost-interval.svg",
             &[1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000],
             Bench::interval,
         )?,
     ];
     let conditions = format!(
         "{}. Medians of {} rounds; the baseline was measured just before and after each.\n",
-        super::surroundings(),
+        machine::describe(),
         bench.rounds()
     );
     println!("{conditions}");
     let mut text = conditions;
-    text += "\n| what grows | a malloc/free pair, as a multiple of the baseline | |\n|---|---|---|\n";
+    text += "\n| what grows | a malloc/free pair, as a multiple of the baseline |\n|---|---|\n";
     for study in &studies {
         println!("{}", study.markdown());
         text += &study.row();
-        if let Some(dir) = &options.charts {
-            std::fs::create_dir_all(dir)?;
-            std::fs::write(dir.join(study.file), study.chart())?;
-        }
     }
     match &options.document {
-        Some(path) => heapbpf_bench::document::replace_in(path, "scaling", &text),
+        Some(path) => replace_in(path, "scaling", &text),
         None => Ok(()),
     }
 }
@@ -97,22 +81,11 @@ impl Study {
         text
     }
 
-    /// A row of the document's table: the medians, and a link to the chart.
+    /// A row of the document's table: the medians.
     fn row(&self) -> String {
         let median = |figure: &Figure| format!("{}: {:.3}", figure.place, figure.to_baseline[1]);
         let medians: Vec<String> = self.figures.iter().map(median).collect();
-        format!("| {} | {} | [chart](charts/{}) |\n", self.what, medians.join(" · "), self.file)
-    }
-
-    fn chart(&self) -> String {
-        let points: Vec<(f64, f64)> = self.figures.iter().map(|figure| (figure.place, figure.to_baseline[1])).collect();
-        let axes = Axes {
-            title: "A malloc/free pair, as a multiple of two no-op probes",
-            places: self.what,
-            unit: "",
-            logarithmic: false,
-        };
-        chart(&axes, &[Line { name: "heapbpf", points: &points }])
+        format!("| {} | {} |\n", self.what, medians.join(" · "))
     }
 }
 
@@ -130,7 +103,6 @@ impl Bench<'_> {
     fn study(
         &self,
         what: &'static str,
-        file: &'static str,
         places: &[u64],
         measure: impl Fn(&Self, u64) -> anyhow::Result<Figure>,
     ) -> anyhow::Result<Study> {
@@ -139,7 +111,7 @@ impl Bench<'_> {
             figures.push(measure(self, *place)?);
             eprintln!("{what}: {place} done");
         }
-        Ok(Study { what, file, figures })
+        Ok(Study { what, figures })
     }
 
     fn start(&self, threads: u64, depth: u64) -> anyhow::Result<Workload> {

@@ -12,7 +12,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use heapbpf_bench::recording::is_hooked;
 use heapbpf_bench::sql::rows;
+use heapbpf_record::cost::cpu_time;
 use heapbpf_record::cost::cpus::pin;
 
 use super::Options;
@@ -376,10 +378,6 @@ fn program_of(heapbpf: u32, program: &str) -> Option<u32> {
     pids.into_iter().find(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == wanted))
 }
 
-fn is_hooked(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/memfd:heapbpf-inline"))
-}
-
 /// Waits until `look` finds something. Fails if the child ends first.
 fn awaited<T>(what: &str, child: &mut Child, mut look: impl FnMut(u32) -> Option<T>) -> anyhow::Result<T> {
     let begun = Instant::now();
@@ -475,11 +473,5 @@ fn await_stillness(pid: u32) -> anyhow::Result<()> {
 
 /// CPU time of a process so far, ns. A zombie's can still be read. `None` if the process is gone.
 fn clock(pid: u32) -> Option<u64> {
-    let mut id = 0;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: both calls write to the variables that they are given, and read nothing.
-    let failed = unsafe {
-        libc::clock_getcpuclockid(pid.cast_signed(), &raw mut id) != 0 || libc::clock_gettime(id, &raw mut time) != 0
-    };
-    (!failed).then(|| (time.tv_sec * 1_000_000_000 + time.tv_nsec).unsigned_abs())
+    cpu_time::of_process(pid).map(|seconds| (seconds * 1e9) as u64)
 }

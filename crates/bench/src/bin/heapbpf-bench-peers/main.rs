@@ -7,7 +7,6 @@ mod peers;
 mod process;
 mod programs;
 mod run;
-mod study;
 mod table;
 mod target;
 mod workloads;
@@ -17,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
+use heapbpf_bench::machine::describe;
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::object::aligned;
-use heapbpf_record::cost::cpus::{online, pin};
+use heapbpf_record::cost::cpus::pin;
 use heapbpf_record::cost::library::PrivateLibrary;
 use heapbpf_record::cost::trial::Baseline;
 use peers::{PEERS, Peer};
@@ -51,7 +51,7 @@ struct Options {
     /// Fewer profilers and workloads
     #[arg(long)]
     quick: bool,
-    /// Only profilers (with --real: conditions, by the name of the object) whose name contains one of these
+    /// Only profilers whose name contains one of these
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these workloads
@@ -63,12 +63,6 @@ struct Options {
     /// Real programs with inline hooks, beside profilers that are in the process or trace it, instead
     #[arg(long)]
     inline: bool,
-    /// Another BPF object to measure beside with --real, in the kernel alone; may be repeated
-    #[arg(long)]
-    object: Vec<PathBuf>,
-    /// Noise and cost of each sampling interval on a real program instead
-    #[arg(long)]
-    study: bool,
 }
 
 /// With `--quick`, no run is started after this time, so that even a busy machine finishes within three minutes.
@@ -89,10 +83,9 @@ fn main() -> anyhow::Result<()> {
         results,
         headers: options.headers.clone(),
     };
-    let result = match (options.real, options.study) {
+    let result = match (options.real, options.inline) {
         (true, _) => programs::run(&mut bench, &options),
-        (_, true) => study::run(&mut bench, &options),
-        _ if options.inline => inside::run(&mut bench, &options),
+        (_, true) => inside::run(&mut bench, &options),
         _ => compare(&mut bench, &options),
     };
     let _ = std::fs::remove_dir_all(inputs);
@@ -190,22 +183,9 @@ fn targets(results: &Results) -> String {
     text
 }
 
-/// A sentence about the machine, its kernel and its load.
+/// A sentence about the machine and the rounds.
 fn machine(rounds: usize) -> String {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let kernel = read("/proc/sys/kernel/osrelease");
-    let info = read("/proc/cpuinfo");
-    let model =
-        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
-    let virtual_one = if info.contains("hypervisor") { "virtual machine with " } else { "" };
-    let cpus = online();
-    let load = read("/proc/loadavg");
-    let load = load.split_whitespace().next().unwrap_or("?");
-    format!(
-        "Measured on a {virtual_one}{cpus} CPUs ({model}), kernel {}, at a load of {load} when it ended; medians of {rounds} \
-         interleaved rounds, CPU time of the target.",
-        kernel.trim()
-    )
+    format!("Measured on a {}; medians of {rounds} interleaved rounds, CPU time of the target.", describe())
 }
 
 /// Writes a table into the document, if there is one.

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use heapbpf_record::cost::cpu_time;
 use procfs::process::{MMPermissions, MMapPath, Process};
 
 /// A field in kilobytes of `/proc/PID/status`, as bytes; 0 if the process has exited.
@@ -28,14 +29,9 @@ pub fn resident_bytes(pid: u32) -> u64 {
     sum
 }
 
-/// CPU time of a process's living threads, seconds.
+/// CPU time of a process, seconds; 0 if it has ended.
 pub fn cpu_seconds(pid: u32) -> f64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let ns = tasks.filter_map(|task| {
-        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    ns.sum::<u64>() as f64 * 1e-9
+    cpu_time::of_process(pid).unwrap_or(0.0)
 }
 
 /// Memory of the BPF maps that a process holds, bytes.

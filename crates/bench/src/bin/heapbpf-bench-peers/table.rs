@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use heapbpf_record::cost::quantiles;
+
 use super::peers::Peer;
 use super::run::Measured;
 use super::workloads::{WORKLOADS, Workload};
@@ -141,13 +143,8 @@ impl Results {
 }
 
 /// The median; `None` if there are no values.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[n / 2]),
-        n => Some(0.5 * (values[n / 2 - 1] + values[n / 2])),
-    }
+pub fn median(values: Vec<f64>) -> Option<f64> {
+    (!values.is_empty()).then(|| quantiles::median(&values))
 }
 
 /// A number with three significant digits, and thousands separated.

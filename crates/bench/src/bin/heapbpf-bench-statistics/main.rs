@@ -1,16 +1,13 @@
-//! `heapbpf-bench-statistics [speed|draw|calibration|growth]…`: the cost and the benefit of the statistics, for the
+//! `heapbpf-bench-statistics [speed|draw]…`: the cost of the statistics, for the
 //! figures in `docs/sampling.md`. All random numbers are seeded.
 
-mod calibration;
 mod draws;
-mod growth;
 mod speed;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-const PARTS: [(&str, fn()); 4] =
-    [("speed", speed::run), ("draw", draws::run), ("calibration", calibration::run), ("growth", growth::run)];
+const PARTS: [(&str, fn()); 2] = [("speed", speed::run), ("draw", draws::run)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
