@@ -8,18 +8,18 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 use super::args::Cli;
 
 /// Options of recordings that `-h` shows.
-const RECORDING: &str = "pid all comm cgroup container no-follow duration interval output every hook max-overhead listen \
-                         all-frames quiet verbose help version";
-const SERVICE: &str = "pid all comm cgroup container no-follow interval hook max-overhead listen token-file push push-every \
-                       tls-cert tls-key verbose help";
-const TOP: &str = "pid all comm cgroup container no-follow interval hook max-overhead refresh token-file all-frames color \
-                   verbose help";
+const RECORDING: &str = "pid all comm cgroup container no-follow duration interval output every hook max-overhead \
+                         listen all-frames quiet verbose help version";
+const SERVICE: &str = "pid all comm cgroup container no-follow interval hook max-overhead listen token-file push \
+                       push-every tls-cert tls-key verbose help";
+const TOP: &str = "pid all comm cgroup container no-follow interval hook max-overhead refresh token-file all-frames \
+                   color verbose help";
 const REPORT: &str = "details suspects by tree callers focus ignore top value at group-by output format plot symbolize \
                       all-frames full-names help";
 
 /// Options of recordings that are for experts. Only `--help-all` shows them.
-const EXPERT: &str = "alloc calibrate confidence criterion link live-max max-debug-bytes max-depth ring-bytes seed stack-bytes \
-                      stacks-max unwind";
+const EXPERT: &str = "alloc calibrate confidence criterion link live-max max-debug-bytes max-depth ring-bytes seed \
+                      stack-bytes stacks-max unwind";
 const HELP_ALL: &str = "help-all";
 
 /// Subcommands with many options, and the options that `-h` shows.
