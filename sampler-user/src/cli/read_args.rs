@@ -156,9 +156,6 @@ pub struct ReportArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
-    /// Also show error bars of bytes whose coverage is guaranteed for every mix of sizes
-    #[arg(long)]
-    pub guaranteed: bool,
     /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
     #[arg(long)]
     pub calibrate: bool,
