@@ -60,9 +60,6 @@ pub struct ReportOptions {
     pub functions: usize,
     /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
-    /// Whether stacks that differ only in recursion depth are merged. Stacks that differ in a line of a function that
-    /// never recurses stay separate.
-    pub fold_recursion: bool,
     /// Which frames of stacks are shown, and under which names.
     pub frames: FrameView,
     /// Confidence level of intervals, 0 to 1.
@@ -90,7 +87,6 @@ impl Default for ReportOptions {
             top: 10,
             functions: 0,
             group_by: None,
-            fold_recursion: true,
             frames: FrameView::default(),
             confidence: 0.95,
             stack_lines: 3,

@@ -165,12 +165,6 @@ pub struct ReportArgs {
     /// Estimate bytes with another estimator, to compare
     #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = names::estimators(), conflicts_with = "calibrate")]
     pub estimator: Estimator,
-    /// Merge stacks that differ only in the depth of a recursion (default)
-    #[arg(long, overrides_with = "no_fold_recursion")]
-    pub fold_recursion: bool,
-    /// Keep each stack separate, with all calls of a recursion
-    #[arg(long)]
-    pub no_fold_recursion: bool,
     /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,

@@ -114,7 +114,7 @@ fn source(dir: &Path, recorded: &str) -> Result<Source, String> {
 /// Whether the user asked only for the short answer.
 fn is_brief(args: &ReportArgs) -> bool {
     let asks = args.details || args.by.is_some() || args.suspects || args.tree || args.callers.is_some();
-    !asks && args.top.is_none() && args.functions == 0 && !args.no_fold_recursion
+    !asks && args.top.is_none() && args.functions == 0
 }
 
 fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
@@ -129,7 +129,6 @@ fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
         suspects: args.suspects,
         top: args.top.unwrap_or(ROWS),
         functions: args.functions,
-        fold_recursion: !args.no_fold_recursion,
         frames: frames::view(args.frames)?,
         confidence: args.confidence,
         source: args.profiles.first().map(|path| path.display().to_string()),
