@@ -205,7 +205,7 @@ fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static f
         files,
         default_format,
         write: WriteOptions { value: output.value, confidence: output.confidence, group_by: output.group_by },
-        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into(), ..Adjustments::default() },
+        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into() },
         triggers: snapshots.triggers(),
         keep: snapshots.keep.map(|keep| keep as usize),
         stats: output.stats.clone(),

@@ -8,7 +8,6 @@ use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::report::By;
 use heapbpf_profile::value::Value;
 use heapbpf_record::terminal::Color;
-use heapbpf_statistics::estimators::Estimator;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 use regex::Regex;
 
@@ -162,9 +161,6 @@ pub struct ReportArgs {
     /// Moment of the in-use figures
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
     pub at: AtArg,
-    /// Estimate bytes with another estimator, to compare
-    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = names::estimators(), conflicts_with = "calibrate")]
-    pub estimator: Estimator,
     /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,

@@ -53,8 +53,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         if args.symbolize {
             print_summary(&symbolize(&mut profile, args));
         }
-        let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
-        adjustments.apply(&mut profile)?;
+        Adjustments { calibrate: args.calibrate, at: args.at.into() }.apply(&mut profile)?;
         filter(args).apply(&mut profile);
         all.push(profile);
     }
