@@ -12,9 +12,7 @@ use serde_json::value::RawValue;
 
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES, newer};
-use crate::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Module, Octave, Profile, Row, RowKey, Stack, Unread,
-};
+use crate::model::{Criterion, Frame, GO_RUNTIME, Header, Module, Profile, Row, RowKey, Stack, Unread};
 use crate::units;
 use heapbpf_audit::FileAudit;
 use heapbpf_statistics::sums::SampleSums;
@@ -157,16 +155,7 @@ impl<'a> Reader<'a> {
             at_exit: if known { at_exit } else { SampleSums::default() },
             peak: json.peak,
             growth: json.growth.filter(|_| known),
-            lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
-                median_seconds: lifetimes.median_seconds,
-                temporary: lifetimes.temporary,
-                survival: lifetimes.survival,
-                ages: lifetimes
-                    .ages
-                    .into_iter()
-                    .map(|(exponent, freed, left)| Octave { exponent, freed, left })
-                    .collect(),
-            }),
+            lifetimes: json.lifetimes,
             member,
         })
     }

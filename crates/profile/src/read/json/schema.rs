@@ -9,7 +9,7 @@ use heapbpf_statistics::sums::SampleSums;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::{InMemory, LossBound, Losses, Resident, Unread};
+use crate::model::{InMemory, Lifetimes, LossBound, Losses, Resident, Unread};
 
 /// The parts of the schema from which a profile is built. Fields that other versions leave out are optional.
 #[derive(Deserialize)]
@@ -207,16 +207,7 @@ pub(super) struct RowJson<'a> {
     pub(super) peak: Option<SampleSums>,
     pub(super) in_memory: Option<Box<InMemory>>,
     pub(super) growth: Option<Growth>,
-    pub(super) lifetimes: Option<LifetimesJson>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct LifetimesJson {
-    pub(super) median_seconds: Option<f64>,
-    pub(super) temporary: f64,
-    pub(super) survival: Vec<(f64, f64)>,
-    #[serde(default)]
-    pub(super) ages: Vec<(u32, u64, u64)>,
+    pub(super) lifetimes: Option<Lifetimes>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
