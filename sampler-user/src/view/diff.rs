@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use heapbpf_profile::diff::{Change, Diff, Direction, FunctionChange, StackChange, Verdict};
+use heapbpf_profile::diff::{Change, Diff, DiffFrame, Direction, FunctionChange, StackChange, Verdict};
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
 use heapbpf_profile::report::text::{Column, Style, Table, clip, width, wrap};
@@ -197,7 +197,7 @@ fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
 fn chain(stack: &StackChange) -> String {
     let mut module = None;
     let mut calls = Vec::new();
-    for frame in stack.frames.iter().filter(|frame| frame.is_shown) {
+    for DiffFrame { frame, name, .. } in stack.frames.iter().filter(|frame| frame.is_shown) {
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!(" {}:{line}", base_name(file)),
             (Some(file), None) => format!(" {}", base_name(file)),
@@ -207,7 +207,7 @@ fn chain(stack: &StackChange) -> String {
             _ => String::new(),
         };
         module = if frame.file.is_none() { frame.module.clone() } else { None };
-        calls.push(format!("{}{place}", frame.name));
+        calls.push(format!("{name}{place}"));
     }
     // A profile may have no frames, only the function that was called.
     if calls.is_empty() && !stack.function.is_empty() {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::calls::{Chain, Frames, Functions, Names, Place, Stacks};
-use crate::diff::{Change, Diff, DiffOptions, diff};
+use crate::diff::{Change, Diff, DiffFrame, DiffOptions, diff};
 use crate::group::GroupBy;
 use crate::model::Profile;
 use crate::units;
@@ -69,14 +69,14 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
                 groups.push(stack.group.clone());
                 groups.len() - 1
             });
-            let frames = stack.frames.iter().rev().map(|frame| {
+            let frames = stack.frames.iter().rev().map(|DiffFrame { frame, name, .. }| {
                 let place = Place {
                     file: frame.file.as_deref().unwrap_or(""),
                     line: frame.line.unwrap_or(0),
                     module: frame.module.as_deref().unwrap_or(""),
                     inlined: frame.inlined,
                 };
-                names.call(frame.function.as_deref().unwrap_or(&frame.name), frame.function.is_some(), &place)
+                names.call(frame.function.as_deref().unwrap_or(name), frame.function.is_some(), &place)
             });
             Chain { group: group as u32, cut: 0, frames: frames.collect() }
         })
