@@ -28,7 +28,7 @@ pub struct GrowthData {
 }
 
 /// The change of one stack, in bytes.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Row {
     /// Estimate, low, high.
     before: [Option<f64>; 3],
@@ -82,7 +82,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         })
         .collect();
     let (columns, order) = Stacks::new(&names, &chains, &groups);
-    let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_else(Row::none);
+    let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_default();
     // A single test needs no multiple-testing correction.
     total.significant = total.q.is_some_and(|p| p <= false_discovery_rate);
     GrowthData {
@@ -98,11 +98,5 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         functions: names.functions,
         frames: names.frames,
         stacks: columns,
-    }
-}
-
-impl Row {
-    const fn none() -> Self {
-        Self { before: [None; 3], after: [None; 3], change: [None; 3], q: None, significant: false }
     }
 }

@@ -1,6 +1,8 @@
 //! Why a process is larger than its profile: its resident memory in parts that add up, and what is known about its
 //! heap.
 
+use serde::Serialize;
+
 use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
 use crate::estimates::NOT_COUNTED;
@@ -17,12 +19,16 @@ const MOST: usize = 3;
 pub(super) const TOGETHER: char = '\u{e000}';
 
 /// How the resident memory of a program or process is used.
+#[derive(Serialize)]
 pub struct ResidentText {
     /// Indices of its processes.
+    #[serde(skip)]
     pub processes: Vec<usize>,
     /// Indices of its idle processes in the list of idle ones.
+    #[serde(skip)]
     pub idle: Vec<usize>,
     /// Name of the program or process.
+    #[serde(skip)]
     pub name: String,
     /// Total in bytes.
     pub bytes: u64,

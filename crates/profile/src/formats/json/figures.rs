@@ -10,7 +10,7 @@ use crate::model::{Profile, Row};
 use crate::value::Value;
 
 /// An estimate with its variance, which sums over profiles need.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Figure {
     estimate: Option<f64>,
     low: Option<f64>,
@@ -49,17 +49,8 @@ impl Figure {
     }
 
     /// A figure of which nothing is known, with the reason.
-    const fn unknown(reason: &'static str) -> Self {
-        Self {
-            estimate: None,
-            low: None,
-            high: None,
-            exact: None,
-            variance: None,
-            correction: None,
-            guaranteed: None,
-            reason: Some(reason),
-        }
+    fn unknown(reason: &'static str) -> Self {
+        Self { reason: Some(reason), ..Self::default() }
     }
 }
 
