@@ -1,7 +1,9 @@
 //! The table of top stacks.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+
+use indexmap::{IndexMap, IndexSet};
 
 use super::Context;
 use super::chain::{self, Call, Chain, FrameView};
@@ -141,13 +143,12 @@ fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown:
         let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| &*calls[at].name)));
         recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(name, _)| name));
     }
-    let mut ids: HashMap<(&str, &str), u32> = HashMap::new();
+    let mut ids: IndexSet<(&str, &str)> = IndexSet::new();
     let id_of_frame: Vec<u32> = calls
         .iter()
         .map(|call| {
             let has_place = kind == StackKeyKind::Calls && !recursive.contains(call.name.as_str());
-            let next = ids.len() as u32;
-            *ids.entry((&call.name, if has_place { &call.place } else { "" })).or_insert(next)
+            ids.insert_full((&call.name, if has_place { &call.place } else { "" })).0 as u32
         })
         .collect();
     let key = |stack| {
@@ -196,23 +197,21 @@ pub(super) fn groups_by<'a>(context: &'a Context, kind: StackKeyKind, view: Fram
         shown_frames(context, &interned, view)
     };
     let key_of_stack = stack_keys(context, &interned, kind, &judged);
-    let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
-    let mut groups: Vec<Group<'a>> = Vec::new();
+    let mut groups: IndexMap<GroupKey<'a, '_>, Group<'a>> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let name = groups_of.name(row);
         let cut = row.key.stack.cut.as_deref();
-        let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
+        let group = groups.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
             let (pool, alloc, lifetimes, rows) = Default::default();
             let shown = shown[stack as usize].clone();
-            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, shown, rows, lifetimes });
-            groups.len() - 1
+            Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, shown, rows, lifetimes }
         });
-        let group = &mut groups[index];
         group.pool.add(row);
         group.rows.push(row);
         group.alloc.add(&row.alloc);
         group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
+    let mut groups: Vec<Group<'a>> = groups.into_values().collect();
     if context.sort.is_at_exit() {
         groups.retain(|group| group.pool.total(context.sort) > 0.0);
     }
