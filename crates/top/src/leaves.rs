@@ -40,7 +40,7 @@ type Numbered<T> = IndexSet<T, RandomState>;
 #[derive(Debug, Default)]
 pub(crate) struct Leaves {
     /// Which frames of stacks are shown.
-    frames: FrameView,
+    pub(crate) frames: FrameView,
     /// Programs, by a name that stays the same in other recordings.
     programs: Numbered<String>,
     /// Names of programs for display, from the last profile.
@@ -73,11 +73,6 @@ impl Leaves {
     /// An empty set; `frames` says how stacks are shown.
     pub(crate) fn new(frames: FrameView) -> Self {
         Self { frames, ..Self::default() }
-    }
-
-    /// Which frames of stacks are shown.
-    pub(crate) const fn frames(&self) -> FrameView {
-        self.frames
     }
 
     /// The leaf of each row of a profile.

@@ -49,8 +49,8 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
         growth_per_minute: resident.growth_per_minute,
         parts: parts(&resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
-        processes: entry.processes().to_vec(),
-        idle: entry.idle().to_vec(),
+        processes: entry.processes,
+        idle: entry.idle,
         name: entry.name,
     };
     measured(&context, by).into_iter().map(text).collect()
@@ -174,7 +174,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     if entry.is_idle() {
         return NOT_COUNTED.into();
     }
-    let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+    let known = entry.processes.iter().all(|&process| profile.knows_inuse(process));
     if resident.is_before_end {
         return "how much of the heap was in use then is not known".into();
     }
@@ -185,14 +185,14 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         return "how much of the heap is in use is not known: only the kernel's sums were read".into();
     }
     // They are not in the heap, and allocators' own figures tell nothing about them.
-    if entry.pool.has_mapped() || entry.members(profile).any(Process::lacks_exact_mappings) {
+    if entry.pool.has_mapped || entry.members(profile).any(Process::lacks_exact_mappings) {
         return "how much of the heap is in use is not known: mappings (--mmap) are recorded with it".into();
     }
     // Some blocks in use may have been allocated unobserved.
     let had_gap = |process: usize| {
         profile.processes.get(process).is_some_and(|process| process.inuse_since.is_some() || process.was_unseen())
     };
-    let has_gap = entry.processes().iter().any(|&process| had_gap(process));
+    let has_gap = entry.processes.iter().any(|&process| had_gap(process));
     let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
     let pool = entry.pool.without_go();
     let estimate = |value| pool.estimate(profile, value, context.options.confidence);
