@@ -22,7 +22,7 @@ pub mod text;
 mod tree;
 
 pub use self::answer::{Growing, growing};
-pub use self::by::{By, UnknownTable};
+pub use self::by::By;
 pub use self::chain::FrameView;
 pub use self::figure::FigureText;
 pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};

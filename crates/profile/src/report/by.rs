@@ -3,7 +3,6 @@
 use std::str::FromStr;
 
 use indexmap::{IndexMap, IndexSet};
-use thiserror::Error;
 
 use super::Context;
 use super::chain::FrameView;
@@ -74,16 +73,13 @@ impl By {
     }
 }
 
-/// Error: no table has this name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no table by {0:?}: choose stack, function, file, module, program, size or thread")]
-pub struct UnknownTable(String);
-
 impl FromStr for By {
-    type Err = UnknownTable;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, UnknownTable> {
-        Self::ALL.into_iter().find(|by| by.name() == name).ok_or_else(|| UnknownTable(name.into()))
+    fn from_str(name: &str) -> Result<Self, String> {
+        let choices = "stack, function, file, module, program, size or thread";
+        let found = Self::ALL.into_iter().find(|by| by.name() == name);
+        found.ok_or_else(|| format!("no table by {name:?}: choose {choices}"))
     }
 }
 
