@@ -29,7 +29,8 @@ use super::plan;
 use super::profiles;
 use super::values::Interval;
 use crate::run;
-use crate::view::plan::{CostsFrom, Preview, PreviewOptions, Priced, text};
+use crate::view::TableOptions;
+use crate::view::plan::{CostsFrom, Preview, Priced, text};
 
 /// CPU time of the probes on an allocation and its free, and that a sample adds, measured on heapbpf's development
 /// machine (AMD EPYC, virtual); and that of inline hooks on the two calls, measured on another one (Intel Xeon,
@@ -72,7 +73,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
         pretty_json(&preview).context("cannot write the plan as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        text(&preview, &PreviewOptions { width: terminal::width().unwrap_or(100), color })
+        let width = terminal::width().unwrap_or(100);
+        text(&preview, TableOptions { width, color, ..TableOptions::default() })
     })
 }
 
