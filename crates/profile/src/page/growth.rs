@@ -94,7 +94,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         notes,
         groups,
         rows: order.iter().map(|&index| Row::of(&stacks[index].figures)).collect(),
-        strings: names.strings,
+        strings: names.strings.into_iter().collect(),
         functions: names.functions,
         frames: names.frames,
         stacks: columns,
