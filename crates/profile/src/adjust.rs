@@ -1,11 +1,9 @@
-//! Adjustments: other figures from the same samples. They are calibrated by exact totals, computed by another
-//! estimator, or taken at the peak.
+//! Adjustments: other figures from the same samples. They are calibrated by exact totals, or taken at the peak.
 
 use super::estimates::exact;
-use super::model::{Criterion, Process, Profile, Row};
+use super::model::{Process, Profile};
 use super::value::Value;
 use heapbpf_statistics::calibrate::{Estimated, by_regression};
-use heapbpf_statistics::estimators::{Estimator, bytes_of_sums};
 use heapbpf_statistics::sums::SampleSums;
 
 /// The point in time for which figures in use are shown.
@@ -25,8 +23,6 @@ pub struct Adjustments {
     pub calibrate: bool,
     /// The point in time of the figures in use.
     pub at: At,
-    /// The estimator of bytes.
-    pub estimator: Estimator,
 }
 
 /// Why a profile cannot be adjusted.
@@ -38,9 +34,6 @@ pub enum AdjustError {
     /// The format does not keep the peak, or the recording did not.
     #[error("the profile has no figures at the peak: record without --no-live, to a .json file")]
     NoPeak,
-    /// The estimator needs the sampling criterion bytes.
-    #[error("--estimator needs a profile sampled by bytes; this one was sampled by `{0}`")]
-    Criterion(&'static str),
     /// Probes were attached only in time windows, and the figures are already corrected for that.
     #[error(
         "probes were attached only in time windows: totals were not counted between them, and figures are already corrected"
@@ -49,9 +42,6 @@ pub enum AdjustError {
     /// The profile has estimates only, no samples.
     #[error("the profile's format keeps no samples to estimate from: use .json or .parquet")]
     NoSamples,
-    /// The samples have no offsets: they come from another profiler.
-    #[error("--estimator {0} needs the offsets of samples, which only heapbpf's own .json and .parquet have")]
-    NoOffsets(&'static str),
 }
 
 impl Adjustments {
@@ -63,9 +53,6 @@ impl Adjustments {
     pub fn apply(&self, profile: &mut Profile) -> Result<(), AdjustError> {
         if self.at == At::Peak {
             at_peak(profile)?;
-        }
-        if self.estimator != Estimator::HorvitzThompson {
-            estimate_by(profile, self.estimator)?;
         }
         if self.calibrate { calibrate(profile) } else { Ok(()) }
     }
@@ -132,59 +119,12 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     Ok(())
 }
 
-/// Whether a row has samples with offsets.
-fn is_drawn(row: &Row) -> bool {
-    !row.is_of_lost_samples() && !row.is_of_go_runtime()
-}
-
-/// Seed of the draws that complete counts of successes, so that a profile always gives the same figures.
-const SEED: u64 = 1;
-
-/// Estimates bytes by another estimator from the same samples.
-fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), AdjustError> {
-    if !profile.header.samples_known {
-        return Err(AdjustError::NoSamples);
-    }
-    if profile.header.time_windows {
-        return Err(AdjustError::TimeWindows);
-    }
-    if profile.header.criterion != Criterion::Bytes {
-        return Err(AdjustError::Criterion(profile.header.criterion.name()));
-    }
-    if !profile.header.offsets_known && estimator != Estimator::SizeOverInterval {
-        return Err(AdjustError::NoOffsets(estimator.name()));
-    }
-    let mut state = sampler_ebpf::rng::seed(SEED, 0);
-    let mut refused = None;
-    let mut count = 0;
-    for Row { key, alloc, inuse, at_exit, .. } in profile.rows.iter_mut().filter(|row| is_drawn(row)) {
-        let at_exit = Some(at_exit).filter(|sums| sums.samples > 0);
-        for sums in [alloc, inuse].into_iter().chain(at_exit) {
-            match bytes_of_sums(sums, key.interval, estimator, || sampler_ebpf::rng::next(&mut state)) {
-                Ok(bytes) => sums.bytes_correction = bytes - sums.bytes,
-                Err(reason) => {
-                    refused = Some(reason);
-                    count += 1;
-                }
-            }
-        }
-    }
-    profile.header.estimator = estimator;
-    let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures are unchanged: {reason}"));
-    profile.notes.push(format!(
-        "bytes are estimated by {} for comparison, with its own intervals where it has any{kept}",
-        estimator.name()
-    ));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::estimates::Pool;
     use crate::loss_bounds::PEAK_UNKNOWN;
     use crate::testing;
-    use heapbpf_statistics::estimators;
 
     #[test]
     fn calibrated_stacks_add_up_and_intervals_stay() {
@@ -235,50 +175,5 @@ mod tests {
         assert!(of(&profile, 0).low.is_some() && of(&at_end, 1).low.is_some());
         let allocated = Pool::whole(&profile).estimate(&profile, Value::AllocSpace, 0.95);
         assert!(allocated.low.is_some());
-    }
-
-    #[test]
-    fn what_was_held_at_exit_is_estimated_by_the_same_rule() {
-        let mut profile = testing::ended_apart();
-        Adjustments { estimator: Estimator::Offset, ..Adjustments::default() }.apply(&mut profile).expect("known");
-        for row in &profile.rows[4..] {
-            let sums = &row.at_exit;
-            let unskipped = sums.unskipped().expect("offsets") as f64;
-            let expected = sums.samples as f64 * (row.key.interval as f64 - 1.0) + unskipped;
-            assert!((Value::AtExitSpace.of(row) - expected).abs() < 1e-6 * expected);
-        }
-        assert!(profile.rows[..4].iter().all(|row| Value::AtExitSpace.of(row) == 0.0));
-    }
-
-    #[test]
-    fn other_estimators_need_bytes_as_trials() {
-        let mut profile = testing::small();
-        let by = |estimator| Adjustments { estimator, ..Adjustments::default() };
-        let raw: Vec<f64> = profile.rows.iter().map(|row| row.alloc.bytes).collect();
-        by(Estimator::Offset).apply(&mut profile).expect("samples are known");
-        for (row, raw) in profile.rows.iter().zip(raw) {
-            let sums = &row.alloc;
-            let unskipped = (sums.sampled_bytes - sums.offset_sum) as f64;
-            let samples = (sums.samples - sums.zero_byte_samples) as f64;
-            let expected = samples * (row.key.interval as f64 - 1.0) + unskipped;
-            assert!((Value::AllocSpace.of(row) - expected).abs() < 1e-6 * expected.max(1.0));
-            assert_eq!(sums.bytes, raw, "what intervals are made from stays");
-        }
-        let figure = |profile: &Profile| Pool::of(&profile.rows[..1]).estimate(profile, Value::AllocSpace, 0.95);
-        let (offset, usual) = (figure(&profile), figure(&testing::small()));
-        assert!(offset.low < Some(offset.estimate) && Some(offset.estimate) < offset.high, "{offset:?}");
-        assert_ne!((offset.low, offset.high), (usual.low, usual.high));
-        let mut biased = testing::small();
-        by(Estimator::SizeOverInterval).apply(&mut biased).expect("samples are known");
-        assert_eq!((figure(&biased).low, figure(&biased).reason), (None, Some(estimators::BIASED)));
-        let mut foreign = testing::small();
-        foreign.header.offsets_known = false;
-        assert_eq!(by(Estimator::Offset).apply(&mut foreign), Err(AdjustError::NoOffsets("offset")));
-        assert!(Pool::of(&foreign.rows).guaranteed(&foreign, Value::AllocSpace, 0.95).is_err());
-        profile.header.time_windows = true;
-        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::TimeWindows));
-        profile.header.time_windows = false;
-        profile.header.criterion = Criterion::Allocations;
-        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
     }
 }

@@ -1,7 +1,8 @@
 //! Stacks as chains of names with integer values, for flame graphs.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+
+use indexmap::IndexSet;
 
 use super::group::{GroupBy, Groups};
 use super::intern::Interned;
@@ -36,41 +37,36 @@ impl<'a> Chains<'a> {
     pub fn new(profile: &'a Profile, values: &[Value], group_by: GroupBy, with_files: bool) -> Self {
         let interned = Interned::for_viewers(profile);
         let groups = Groups::new(profile, group_by);
-        let mut names = Names::default();
+        let mut names = IndexSet::new();
+        let mut id = |name: Cow<'a, str>, file: Option<&'a str>| names.insert_full(Name { name, file }).0 as u32;
         let name_of_frame: Vec<u32> = interned
             .frames
             .iter()
-            .map(|frame| names.id(frame_name(profile, frame), frame.file.as_deref().filter(|_| with_files)))
+            .map(|frame| id(frame_name(profile, frame), frame.file.as_deref().filter(|_| with_files)))
             .collect();
         let mut sums: Vec<Vec<f64>> = vec![Vec::new(); values.len()];
-        let mut chains: Vec<Box<[u32]>> = Vec::new();
-        let mut known: HashMap<Box<[u32]>, usize> = HashMap::new();
+        let mut chains: IndexSet<Box<[u32]>> = IndexSet::new();
         let mut chain = Vec::new();
         for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
             chain.clear();
             let group = groups.name(row);
             if !group.is_empty() {
-                chain.push(names.id(group, None));
+                chain.push(id(group, None));
             }
             if interned.stacks[stack as usize].stack.cut.is_some() {
-                chain.push(names.id("[incomplete]".into(), None));
+                chain.push(id("[incomplete]".into(), None));
             }
             chain.extend(interned.frame_ids(stack).iter().rev().map(|&frame| name_of_frame[frame as usize]));
-            let index = match known.get(chain.as_slice()) {
-                Some(&index) => index,
-                None => {
-                    known.insert(chain.as_slice().into(), chains.len());
-                    chains.push(chain.as_slice().into());
-                    sums.iter_mut().for_each(|column| column.push(0.0));
-                    chains.len() - 1
-                }
-            };
+            let index = chains.get_index_of(chain.as_slice()).unwrap_or_else(|| {
+                sums.iter_mut().for_each(|column| column.push(0.0));
+                chains.insert_full(chain.as_slice().into()).0
+            });
             for (column, value) in sums.iter_mut().zip(values) {
                 column[index] += value.of(row);
             }
         }
         let columns = sums.iter().map(|column| largest_remainder(column)).collect();
-        let mut chains = Self { names: names.table, chains, columns };
+        let mut chains = Self { names: names.into_iter().collect(), chains: chains.into_iter().collect(), columns };
         chains.drop_zeros();
         chains
     }
@@ -84,25 +80,6 @@ impl<'a> Chains<'a> {
             let mut keep = kept.iter();
             column.retain(|_| keep.next() == Some(&true));
         }
-    }
-}
-
-#[derive(Default)]
-struct Names<'a> {
-    table: Vec<Name<'a>>,
-    ids: HashMap<Name<'a>, u32>,
-}
-
-impl<'a> Names<'a> {
-    fn id(&mut self, name: Cow<'a, str>, file: Option<&'a str>) -> u32 {
-        let name = Name { name, file };
-        if let Some(&id) = self.ids.get(&name) {
-            return id;
-        }
-        let id = self.table.len() as u32;
-        self.table.push(name.clone());
-        self.ids.insert(name, id);
-        id
     }
 }
 

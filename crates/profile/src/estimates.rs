@@ -46,7 +46,7 @@ pub struct Pool {
     /// Whether the location of some blocks in use was not read.
     is_unread: bool,
     /// Whether some rows are mappings (`--mmap`), which lie outside of the heaps of allocators.
-    has_mapped: bool,
+    pub(crate) has_mapped: bool,
     /// Samples of allocations whose stack is incomplete.
     incomplete: u64,
     /// Estimate of what the lost samples of these rows stand for.
@@ -302,11 +302,6 @@ impl Pool {
         };
         let recorded = || Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
         (!self.has_mapped).then(recorded)
-    }
-
-    /// Whether mappings are pooled with what allocators returned.
-    pub(crate) const fn has_mapped(&self) -> bool {
-        self.has_mapped
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials). The pool may have allocated

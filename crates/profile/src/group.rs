@@ -4,8 +4,6 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::str::FromStr;
 
-use thiserror::Error;
-
 use super::model::{Process, Profile, Row};
 
 /// What rows are grouped by.
@@ -65,16 +63,12 @@ impl GroupBy {
     }
 }
 
-/// Error: no grouping has this name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("cannot group by {0:?}: choose program, pid, comm, exe, cgroup, thread or none")]
-pub struct UnknownGroup(String);
-
 impl FromStr for GroupBy {
-    type Err = UnknownGroup;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, UnknownGroup> {
-        Self::from_name(name).ok_or_else(|| UnknownGroup(name.into()))
+    fn from_str(name: &str) -> Result<Self, String> {
+        let choices = "program, pid, comm, exe, cgroup, thread or none";
+        Self::from_name(name).ok_or_else(|| format!("cannot group by {name:?}: choose {choices}"))
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use foldhash::fast::RandomState;
+use indexmap::IndexSet;
 
 use super::model::{Frame, Profile, Stack};
 
@@ -48,7 +49,8 @@ impl<'a> Interned<'a> {
 
     fn build(profile: &'a Profile, mut builder: Builder<'a>) -> Self {
         let stack_of_row = profile.rows.iter().map(|row| builder.stack(&row.key.stack)).collect();
-        Self { frames: builder.frames, stacks: builder.stacks, stack_of_row, frame_ids: builder.frame_ids }
+        let Builder { frames, stacks, frame_ids, .. } = builder;
+        Self { frames: frames.into_iter().collect(), stacks, stack_of_row, frame_ids }
     }
 
     /// A stack's frames as indices into `frames`, innermost first.
@@ -59,10 +61,9 @@ impl<'a> Interned<'a> {
 
 #[derive(Default)]
 struct Builder<'a> {
-    frames: Vec<&'a Frame>,
+    frames: IndexSet<&'a Frame, RandomState>,
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
-    by_frame: HashMap<&'a Frame, u32, RandomState>,
     /// Frames by address: stacks share most frames, and hashing a frame's text is slow.
     by_address: HashMap<*const Frame, u32, RandomState>,
     by_pointer: HashMap<*const Stack, u32, RandomState>,
@@ -104,17 +105,8 @@ impl<'a> Builder<'a> {
         if let Some(&id) = self.by_address.get(&std::ptr::from_ref(frame)) {
             return id;
         }
-        let id = self.frame_by_content(frame);
+        let id = self.frames.insert_full(frame).0 as u32;
         self.by_address.insert(frame, id);
-        id
-    }
-
-    fn frame_by_content(&mut self, frame: &'a Frame) -> u32 {
-        let next = self.frames.len() as u32;
-        let id = *self.by_frame.entry(frame).or_insert(next);
-        if id == next {
-            self.frames.push(frame);
-        }
         id
     }
 }

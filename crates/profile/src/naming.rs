@@ -57,7 +57,7 @@ pub fn is_allocator_function(name: &str) -> bool {
         return true;
     }
     let name = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-    FUNCTIONS.contains(&name)
+    FUNCTIONS.split(' ').any(|function| function == name)
 }
 
 /// The functions of [`is_allocator_function`] as a regular expression for pprof's `drop_frames`. pprof anchors it at
@@ -67,27 +67,15 @@ pub fn drop_frames() -> String {
     format!(
         r"(?:{})?(?:{})|operator (?:new|delete)(?:\[\])?|__rust_(?:re)?alloc",
         PREFIXES.join("|"),
-        FUNCTIONS.join("|")
+        FUNCTIONS.replace(' ', "|")
     )
 }
 
 /// Prefixes under which allocators export their functions; a longer one precedes its own prefixes.
 const PREFIXES: [&str; 8] = ["__GI___libc_", "__libc_", "__GI_", "__interceptor_", "je_", "tc_", "mi_", "rp"];
 
-const FUNCTIONS: [&str; 12] = [
-    "malloc",
-    "calloc",
-    "realloc",
-    "reallocarray",
-    "memalign",
-    "aligned_alloc",
-    "posix_memalign",
-    "valloc",
-    "pvalloc",
-    "free",
-    "cfree",
-    "mallocx",
-];
+const FUNCTIONS: &str = "malloc calloc realloc reallocarray memalign aligned_alloc posix_memalign valloc pvalloc \
+    free cfree mallocx";
 
 /// A function name as people write it, without template arguments, parameters, return type, and the hash at the end of
 /// Rust symbols: `std::vector<int, std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`. For

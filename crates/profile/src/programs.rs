@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use indexmap::{IndexMap, IndexSet};
+
 use super::intern::Interned;
 use super::model::{
     Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, PythonArenas, Resident, Row, RowKey, Stack,
@@ -18,20 +20,17 @@ type Program<'a> = (&'a str, &'a str, &'a str, bool, bool, Option<SystemTime>);
 /// Merges the rows of all processes of a program. Each process stays a member of its program, with its totals. With
 /// `by_cgroup`, programs in different cgroups stay separate.
 pub fn put_together(profile: &Profile, by_cgroup: bool) -> Profile {
-    let mut number_of: HashMap<Program, usize> = HashMap::new();
-    let mut members: Vec<Vec<usize>> = Vec::new();
+    let mut members: IndexMap<Program, Vec<usize>> = IndexMap::new();
     let mut group_of = Vec::with_capacity(profile.processes.len());
     for (index, process) in profile.processes.iter().enumerate() {
         let cgroup = if by_cgroup { &*process.cgroup } else { "" };
         let Process { comm, exe, ended, inuse_unknown, inuse_since, .. } = process;
         let program = (&**comm, &**exe, cgroup, *ended, *inuse_unknown, *inuse_since);
-        let group = *number_of.entry(program).or_insert_with(|| {
-            members.push(Vec::new());
-            members.len() - 1
-        });
-        members[group].push(index);
-        group_of.push(group);
+        let group = members.entry(program);
+        group_of.push(group.index());
+        group.or_default().push(index);
     }
+    let members: Vec<Vec<usize>> = members.into_values().collect();
     if members.len() == profile.processes.len() {
         return profile.clone();
     }
@@ -198,23 +197,20 @@ struct Sum<'a> {
 fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: &[Vec<usize>]) -> Vec<Row> {
     let interned = Interned::new(profile);
     let code = Code::new(profile, &interned);
-    let mut known: HashMap<(GroupKey, bool), usize> = HashMap::new();
-    let mut sums: Vec<Sum> = Vec::new();
+    let mut sums: IndexMap<(GroupKey, bool), Sum> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let Some(&group) = group_of.get(row.key.process) else { continue };
         let is_single = members[group].len() == 1;
         let stack_id = code.id_of_stack[stack as usize];
         let member = row.member.map_or(first_member[row.key.process], |member| first_member[row.key.process] + member);
         let is_of_one = profile.processes[row.key.process].members.is_empty() || row.member.is_some();
-        let index = *known.entry((row.key.with(group, stack_id), row.is_of_lost_samples())).or_insert_with(|| {
+        let sum = sums.entry((row.key.with(group, stack_id), row.is_of_lost_samples())).or_insert_with(|| {
             let stack =
                 if is_single { Arc::clone(&row.key.stack) } else { Arc::clone(&code.stacks[stack_id as usize]) };
             let member = if is_single { row.member } else { Some(member).filter(|_| is_of_one) };
             let row = Row { member, ..Row::new(row.key.with(group, stack)) };
-            sums.push(Sum { row, lifetimes: Vec::new(), is_of_several: !is_single && !is_of_one });
-            sums.len() - 1
+            Sum { row, lifetimes: Vec::new(), is_of_several: !is_single && !is_of_one }
         });
-        let sum = &mut sums[index];
         sum.is_of_several |= !is_single && sum.row.member != Some(member);
         add(&mut sum.row, row);
         sum.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
@@ -224,7 +220,7 @@ fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: 
         member: row.member.filter(|_| !is_of_several),
         ..row
     };
-    sums.into_iter().map(finished).collect()
+    sums.into_values().map(finished).collect()
 }
 
 /// Stacks by their code, regardless of where a process has mapped it.
@@ -255,19 +251,18 @@ impl Code {
                 id
             })
             .collect();
-        let mut numbers: HashMap<CodeKey, u32> = HashMap::new();
-        let mut code = Self { id_of_stack: Vec::with_capacity(interned.stacks.len()), stacks: Vec::new() };
+        let mut distinct: IndexSet<CodeKey> = IndexSet::new();
+        let mut id_of_stack = Vec::with_capacity(interned.stacks.len());
         for (stack, interned_stack) in (0..).zip(&interned.stacks) {
             let ids: Vec<u32> = interned.frame_ids(stack).iter().map(|&id| id_of_frame[id as usize]).collect();
             let Stack { cut, unwinder, .. } = interned_stack.stack;
-            let number = *numbers.entry((ids, cut.clone(), unwinder)).or_insert_with_key(|(ids, cut, unwinder)| {
-                let frames = ids.iter().map(|&id| Arc::clone(&frames[id as usize])).collect();
-                code.stacks.push(Arc::new(Stack { frames, unwinder, cut: cut.clone() }));
-                code.stacks.len() as u32 - 1
-            });
-            code.id_of_stack.push(number);
+            id_of_stack.push(distinct.insert_full((ids, cut.clone(), unwinder)).0 as u32);
         }
-        code
+        let stack = |(ids, cut, unwinder): CodeKey| {
+            let frames = ids.into_iter().map(|id| Arc::clone(&frames[id as usize])).collect();
+            Arc::new(Stack { frames, unwinder, cut })
+        };
+        Self { id_of_stack, stacks: distinct.into_iter().map(stack).collect() }
     }
 }
 

@@ -22,7 +22,7 @@ pub mod text;
 mod tree;
 
 pub use self::answer::{Growing, growing};
-pub use self::by::{By, UnknownTable};
+pub use self::by::By;
 pub use self::chain::FrameView;
 pub use self::figure::FigureText;
 pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};
@@ -60,15 +60,10 @@ pub struct ReportOptions {
     pub functions: usize,
     /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
-    /// Whether stacks that differ only in recursion depth are merged. Stacks that differ in a line of a function that
-    /// never recurses stay separate.
-    pub fold_recursion: bool,
     /// Which frames of stacks are shown, and under which names.
     pub frames: FrameView,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// Whether to show, in addition, the intervals with guaranteed coverage for every mix of sizes.
-    pub guaranteed: bool,
     /// Maximum number of lines for the calls of one stack.
     pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
@@ -92,10 +87,8 @@ impl Default for ReportOptions {
             top: 10,
             functions: 0,
             group_by: None,
-            fold_recursion: true,
             frames: FrameView::default(),
             confidence: 0.95,
-            guaranteed: false,
             stack_lines: 3,
             files: Vec::new(),
             source: None,
@@ -237,17 +230,6 @@ impl Context<'_> {
         FigureText::new(self.profile, pool, value, self.options.confidence)
     }
 
-    /// The guaranteed interval of bytes, in the unit of the figure next to it; empty if it was not requested or does
-    /// not exist.
-    fn guaranteed(&self, pool: &Pool, value: Value) -> String {
-        if !self.options.guaranteed || pool.samples(value) == 0 {
-            return String::new();
-        }
-        let Ok(ends) = pool.guaranteed(self.profile, value, self.options.confidence) else { return String::new() };
-        let unit = units::ByteUnit::of(pool.total(value));
-        format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))
-    }
-
     fn title(&self) -> Vec<String> {
         let mut facts = facts(self.profile);
         if self.profile.header.samples_known {
@@ -308,7 +290,7 @@ impl Context<'_> {
         if let Some((bytes, objects)) = instead {
             let figures = [(bytes, Value::AllocSpace), (objects, Value::AllocObjects)];
             let figures = figures.map(|(exact, value)| FigureText::exactly(exact as u64, value));
-            lines.extend(self.total_line("allocated", &figures, "", "calls", &tail));
+            lines.extend(self.total_line("allocated", &figures, "calls", &tail));
         } else {
             lines.extend(self.total("allocated", [Value::AllocSpace, Value::AllocObjects], "calls", &tail));
         }
@@ -343,24 +325,13 @@ impl Context<'_> {
     }
 
     fn total(&self, name: &str, values: [Value; 2], noun: &str, tail: &str) -> Vec<String> {
-        let guaranteed = match self.guaranteed(&self.whole, values[0]) {
-            ends if ends.is_empty() => ends,
-            ends => format!(" guaranteed {ends}"),
-        };
-        self.total_line(name, &values.map(|value| self.figure(&self.whole, value)), &guaranteed, noun, tail)
+        self.total_line(name, &values.map(|value| self.figure(&self.whole, value)), noun, tail)
     }
 
     /// A total of bytes and objects. Parts that do not fit go on a separate line.
-    fn total_line(
-        &self,
-        name: &str,
-        [bytes, objects]: &[FigureText; 2],
-        guaranteed: &str,
-        noun: &str,
-        tail: &str,
-    ) -> Vec<String> {
+    fn total_line(&self, name: &str, [bytes, objects]: &[FigureText; 2], noun: &str, tail: &str) -> Vec<String> {
         let figure = format!("{:>9}", bytes.figure);
-        let bounds = format!("{:<18} in ", format!("{}{guaranteed}", bytes.bounds));
+        let bounds = format!("{:<18} in ", bytes.bounds);
         let end = format!("{} {noun}", objects.bounds);
         let end = end.trim_start();
         let used = 14 + width(&figure) + width(&bounds) + width(&objects.figure) + 1 + width(end);

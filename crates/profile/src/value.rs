@@ -1,10 +1,6 @@
 //! The values of a stack: pprof's four columns, what ended processes held at exit, and how much of the memory in use is
 //! in memory or swapped out.
 
-use std::str::FromStr;
-
-use thiserror::Error;
-
 use super::model::{InMemory, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 
@@ -182,22 +178,6 @@ impl Value {
     /// The point estimate of a row, in bytes or allocations, including corrections.
     pub fn of(self, row: &Row) -> f64 {
         self.estimate_of(self.sums(row))
-    }
-}
-
-/// Error: no value has this name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects, inuse_space, \
-     at_exit_objects, at_exit_space, resident_space or swapped_space"
-)]
-pub struct UnknownValue(String);
-
-impl FromStr for Value {
-    type Err = UnknownValue;
-
-    fn from_str(name: &str) -> Result<Self, UnknownValue> {
-        Self::from_name(name).ok_or_else(|| UnknownValue(name.into()))
     }
 }
 

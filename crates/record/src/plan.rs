@@ -105,14 +105,17 @@ pub struct Targets {
 }
 
 /// Whether Python's own object allocator is counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PythonObjects {
-    /// Where a process is hooked inline.
+    /// In processes with inline hooks, where each costs a few nanoseconds
     #[default]
+    #[value(name = "auto")]
     Inline,
-    /// Everywhere.
+    /// Also with probes, if no process is counted from inside: each object then traps three times (call, return, free), so the program is much slower
+    #[value(name = "yes")]
     Always,
-    /// Nowhere.
+    /// Nowhere
+    #[value(name = "no")]
     Never,
 }
 
@@ -149,14 +152,15 @@ pub struct SamplingPlan {
 }
 
 /// Method of unwinding stacks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Unwind {
-    /// The best method available for each sample.
+    /// The best method available for each sample
     #[default]
     Auto,
-    /// Call frame information, applied to a copy of the stack.
+    /// With call frame information, on a copy of the stack
     Dwarf,
-    /// Frame pointers, walked in the kernel.
+    /// With frame pointers, in the kernel
+    #[value(name = "fp")]
     FramePointers,
 }
 
@@ -220,17 +224,16 @@ pub struct TriggerOptions {
 }
 
 /// How calls are counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Hook {
-    /// Inline where that is possible, otherwise probes. A process without an allocator to hook may announce its samples
-    /// itself.
+    /// Inline where possible (x86-64), else with probes; usdt for a process without an allocator that either can count
     #[default]
     Auto,
-    /// Probes trap on every call.
+    /// With probes, which trap on every call; nothing is written into processes
     Probe,
-    /// Code inside the process counts, and only sampled calls trap.
+    /// From inside the process, by code that heapbpf puts into it (x86-64); warns where that is refused
     Inline,
-    /// Processes announce their samples themselves, by USDT probes.
+    /// By the process itself, which announces samples through USDT probes of the provider otel_memory (x86-64)
     Usdt,
 }
 

@@ -60,31 +60,26 @@ pub struct Serving {
     pub refused: u64,
     /// Delivery status of pushed profiles.
     pub push: Vec<PushStatus>,
-    /// Functions that may leak, of all that the client may see.
-    pub suspects: Vec<Suspected>,
+    /// Functions that may leak, of all that the client may see: their labels, and their growth in bytes per second.
+    pub suspects: Vec<(String, Estimate)>,
 }
 
-/// A function that may leak.
-#[derive(Clone, Debug)]
-pub struct Suspected {
-    labels: String,
-    per_second: Estimate,
-}
-
-impl Suspected {
-    /// The functions that grow in a profile, without those that also grow in a process that is not visible.
-    pub fn of(profile: &Profile, growing: &[Growing], visible: impl Fn(&Process) -> bool) -> Vec<Self> {
-        let suspected = |it: &Growing| {
-            let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
-            let program = common_labels(&processes)?;
-            let name: String = it.name.chars().take(LONGEST_NAME).collect();
-            let labels = program.strip_suffix('}').unwrap_or(&program);
-            let labels = format!("{labels},function=\"{}\"}}", escaped(&name));
-            let is_visible = processes.into_iter().all(&visible);
-            it.per_second.filter(|_| is_visible).map(|per_second| Self { labels, per_second })
-        };
-        growing.iter().filter_map(suspected).collect()
-    }
+/// The functions that grow in a profile, without those that also grow in a process that is not visible.
+pub fn suspected(
+    profile: &Profile,
+    growing: &[Growing],
+    visible: impl Fn(&Process) -> bool,
+) -> Vec<(String, Estimate)> {
+    let suspected = |it: &Growing| {
+        let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
+        let program = common_labels(&processes)?;
+        let name: String = it.name.chars().take(LONGEST_NAME).collect();
+        let labels = program.strip_suffix('}').unwrap_or(&program);
+        let labels = format!("{labels},function=\"{}\"}}", escaped(&name));
+        let is_visible = processes.into_iter().all(&visible);
+        it.per_second.filter(|_| is_visible).map(|per_second| (labels, per_second))
+    };
+    growing.iter().filter_map(suspected).collect()
 }
 
 /// State that persists between scrapes. It keeps the highest value so far of each counter: a sampled call that turns
@@ -310,7 +305,7 @@ impl Metrics {
     }
 
     /// Writes how fast leak suspects grow.
-    fn suspects(suspects: &[Suspected], out: &mut String) {
+    fn suspects(suspects: &[(String, Estimate)], out: &mut String) {
         let mut growth = Estimated::new([
             (
                 "heapbpf_suspect_growth_bytes_per_second",
@@ -320,7 +315,7 @@ impl Metrics {
             ("heapbpf_suspect_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
         ]);
         let mut written = HashSet::new();
-        for Suspected { labels, per_second } in suspects.iter().take(MOST_SUSPECTS) {
+        for (labels, per_second) in suspects.iter().take(MOST_SUSPECTS) {
             // A name that was shortened may equal another one.
             if written.insert(labels) {
                 growth.add(labels, per_second);

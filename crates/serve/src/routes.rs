@@ -13,10 +13,11 @@ use heapbpf_access::tokens::Tokens;
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_profile::GroupBy;
 use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
-use heapbpf_profile::model::Profile;
+use heapbpf_profile::model::{Process, Profile};
 use heapbpf_profile::page::{served_page, served_policy};
 use heapbpf_profile::report::{Growing, growing};
 use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle, Unanswered};
+use heapbpf_statistics::estimate::Estimate;
 use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
@@ -27,7 +28,7 @@ use tokio::time::timeout;
 use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
 use super::history::{self, History};
-use super::metrics::{MOST_SUSPECTS, Metrics, Serving, Suspected};
+use super::metrics::{self, MOST_SUSPECTS, Metrics, Serving};
 use super::moments::Moments;
 use super::page::{self, ClientView};
 use super::places::{Places, Slot};
@@ -358,10 +359,11 @@ impl ServerState {
     }
 
     /// The leak suspects of which a client sees all processes.
-    fn suspected(&self, filters: &[&Filter]) -> Vec<Suspected> {
+    fn suspected(&self, filters: &[&Filter]) -> Vec<(String, Estimate)> {
         let suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((shared, growing)) = &*suspects else { return Vec::new() };
-        Suspected::of(&shared.made.profile, growing, |process| filters.iter().all(|filter| filter.matches(process)))
+        let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
+        metrics::suspected(&shared.made.profile, growing, visible)
     }
 
     /// Answers with the totals of some time.

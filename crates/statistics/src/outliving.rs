@@ -7,10 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::binomial;
 
-/// Samples whose age was between 2^`exponent` ns and twice that.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Samples whose age was between 2^`exponent` ns and twice that. In files, it is a list of its fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u32, u64, u64)", into = "(u32, u64, u64)")]
 pub struct Octave {
     /// Binary logarithm of the lowest age, in nanoseconds.
     pub exponent: u32,
@@ -18,6 +21,18 @@ pub struct Octave {
     pub freed: u64,
     /// Samples that had that age when they were last known to be in use.
     pub left: u64,
+}
+
+impl From<(u32, u64, u64)> for Octave {
+    fn from((exponent, freed, left): (u32, u64, u64)) -> Self {
+        Self { exponent, freed, left }
+    }
+}
+
+impl From<Octave> for (u32, u64, u64) {
+    fn from(Octave { exponent, freed, left }: Octave) -> Self {
+        (exponent, freed, left)
+    }
 }
 
 impl Octave {

@@ -1,9 +1,11 @@
 //! Lifetimes of sampled blocks: the weighted Kaplan–Meier survival curve. Blocks still alive are censored at their age.
 
+use serde::{Deserialize, Serialize};
+
 use crate::outliving::{self, Octave};
 
 /// Lifetimes of blocks, weighted by number of objects.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lifetimes {
     /// Weighted median lifetime by the Kaplan–Meier curve, in seconds; `None` if more than half are still alive.
     pub median_seconds: Option<f64>,
@@ -12,6 +14,7 @@ pub struct Lifetimes {
     /// Survival curve: (age in seconds, share still alive at that age), ages ascending.
     pub survival: Vec<(f64, f64)>,
     /// Unweighted samples by their age when freed, or now if still alive; ages ascend. Empty if they were not counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ages: Vec<Octave>,
 }
 

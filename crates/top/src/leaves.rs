@@ -10,8 +10,7 @@ use heapbpf_profile::model::{ByAddress, Resident};
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Stack};
-
-use crate::interner::Interner;
+use indexmap::IndexSet;
 
 /// Name of a stack without frames.
 const NO_STACK: &str = "[no stack]";
@@ -34,22 +33,25 @@ pub(crate) struct StackIds {
 /// A stack's calls, and why the stack was cut.
 type StackKey = (Arc<[(u32, bool)]>, Option<Arc<str>>);
 
+/// Items, numbered in order of first appearance.
+type Numbered<T> = IndexSet<T, RandomState>;
+
 /// The identities.
 #[derive(Debug, Default)]
 pub(crate) struct Leaves {
     /// Which frames of stacks are shown.
-    frames: FrameView,
+    pub(crate) frames: FrameView,
     /// Programs, by a name that stays the same in other recordings.
-    programs: Interner<String>,
+    programs: Numbered<String>,
     /// Names of programs for display, from the last profile.
     program_names: Vec<String>,
-    calls: Interner<Call>,
-    functions: Interner<String>,
+    calls: Numbered<Call>,
+    functions: Numbered<String>,
     function_of_call: Vec<u32>,
-    stack_keys: Interner<StackKey>,
+    stack_keys: Numbered<StackKey>,
     stacks: Vec<StackIds>,
     /// Program and stack.
-    leaves: Interner<(u32, u32)>,
+    leaves: Numbered<(u32, u32)>,
     /// Stacks by address. An address is not reused as long as its stack is in this map.
     known: HashMap<ByAddress<Stack>, u32, RandomState>,
     /// The programs of the last profile's processes, followed by those of its idle processes.
@@ -73,11 +75,6 @@ impl Leaves {
         Self { frames, ..Self::default() }
     }
 
-    /// Which frames of stacks are shown.
-    pub(crate) const fn frames(&self) -> FrameView {
-        self.frames
-    }
-
     /// The leaf of each row of a profile.
     pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
         self.last_programs = self.of_processes(profile);
@@ -90,7 +87,7 @@ impl Leaves {
                 Some(seen) if (seen.stack, seen.program) == (stack, program) => seen.leaf,
                 _ => {
                     let number = self.number_of(profile, &row.key.stack);
-                    self.leaves.id((program, number)).0
+                    self.leaves.insert_full((program, number)).0 as u32
                 }
             };
             self.last.push(SeenRow { stack, program, leaf });
@@ -122,14 +119,14 @@ impl Leaves {
             Some(idle) => groups.of_idle(idle).into_owned(),
         };
         let program = |index| {
-            let (program, is_new) = self.programs.id(name_in(&stable, index));
+            let (program, is_new) = self.programs.insert_full(name_in(&stable, index));
             let name = name_in(&shown, index);
             if is_new {
                 self.program_names.push(name);
             } else {
-                self.program_names[program as usize] = name;
+                self.program_names[program] = name;
             }
-            program
+            program as u32
         };
         (0..counted + profile.idle.len()).map(program).collect()
     }
@@ -155,7 +152,7 @@ impl Leaves {
             calls.push(self.call(Call { name: NO_STACK.into(), ..Call::default() }));
         }
         let calls = fold_recursion(calls);
-        let (id, is_new) = self.stack_keys.id((calls.as_slice().into(), stack.cut.clone()));
+        let (id, is_new) = self.stack_keys.insert_full((calls.as_slice().into(), stack.cut.clone()));
         if is_new {
             let functions = calls.iter().map(|(call, _)| self.function_of_call[*call as usize]);
             let path: Vec<u32> = fold_recursion(functions).into_iter().map(|(function, _)| function).collect();
@@ -164,17 +161,17 @@ impl Leaves {
             through.dedup();
             self.stacks.push(StackIds { calls, path, through, cut: stack.cut.clone() });
         }
-        id
+        id as u32
     }
 
     fn call(&mut self, call: Call) -> u32 {
         let name = call.name.clone();
-        let (id, is_new) = self.calls.id(call);
+        let (id, is_new) = self.calls.insert_full(call);
         if is_new {
-            let function = self.functions.id(name).0;
-            self.function_of_call.push(function);
+            let function = self.functions.insert_full(name).0;
+            self.function_of_call.push(function as u32);
         }
-        id
+        id as u32
     }
 
     /// Number of leaves so far.
@@ -194,12 +191,12 @@ impl Leaves {
 
     /// The program of a leaf.
     pub(crate) fn program(&self, leaf: u32) -> u32 {
-        self.leaves.get(leaf).0
+        self.leaves[leaf as usize].0
     }
 
     /// The stack of a leaf.
     pub(crate) fn stack_of(&self, leaf: u32) -> &StackIds {
-        &self.stacks[self.leaves.get(leaf).1 as usize]
+        &self.stacks[self.leaves[leaf as usize].1 as usize]
     }
 
     /// Name of a program.
@@ -209,14 +206,14 @@ impl Leaves {
 
     /// Name of a function.
     pub(crate) fn function_name(&self, function: u32) -> &str {
-        self.functions.get(function)
+        &self.functions[function as usize]
     }
 
     /// For each function, whether its name or one of its places contains a lower-case text.
     pub(crate) fn functions_with(&self, text: &str) -> Vec<bool> {
         let mut with = vec![false; self.functions.len()];
-        for (call, function) in (0..).zip(&self.function_of_call) {
-            let Call { name, place, .. } = self.calls.get(call);
+        for (call, function) in self.function_of_call.iter().enumerate() {
+            let Call { name, place, .. } = &self.calls[call];
             with[*function as usize] |= name.to_lowercase().contains(text) || place.to_lowercase().contains(text);
         }
         with
@@ -224,13 +221,13 @@ impl Leaves {
 
     /// A call.
     pub(crate) fn get_call(&self, call: u32) -> &Call {
-        self.calls.get(call)
+        &self.calls[call as usize]
     }
 
     /// Source lines of the calls made by a function.
     pub(crate) fn places(&self, function: u32) -> Vec<&str> {
-        let of_function = (0..).zip(&self.function_of_call).filter(|(_, it)| **it == function);
-        let places = of_function.map(|(call, _)| self.calls.get(call).place.as_str()).filter(|place| !place.is_empty());
+        let of_function = self.function_of_call.iter().enumerate().filter(|(_, it)| **it == function);
+        let places = of_function.map(|(call, _)| self.calls[call].place.as_str()).filter(|place| !place.is_empty());
         // Calls may differ only in the allocation function that they call.
         let mut known = HashSet::new();
         places.filter(|place| known.insert(*place)).collect()

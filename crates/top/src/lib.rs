@@ -10,7 +10,6 @@ mod entries;
 mod flame;
 mod help;
 mod history;
-mod interner;
 mod key;
 mod layout;
 mod leaves;

@@ -30,9 +30,10 @@ pub(crate) enum Root {
 }
 
 /// The kind of rows that a view has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Programs.
+    #[default]
     Programs,
     /// Stacks.
     Stacks,
@@ -77,7 +78,7 @@ impl Sort {
 }
 
 /// A view.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     /// Kind of rows.
     pub(crate) kind: Kind,
@@ -106,19 +107,7 @@ pub(crate) struct View {
 impl View {
     /// A view of everything.
     pub(crate) fn new(kind: Kind) -> Self {
-        Self {
-            kind,
-            program: None,
-            through: None,
-            sort: Sort::default(),
-            reversed: false,
-            filter: String::new(),
-            selected: None,
-            cursor: 0,
-            offset: 0,
-            open: HashSet::new(),
-            zoom: Path::new(),
-        }
+        Self { kind, ..Self::default() }
     }
 
     /// A view within this one: the same program, function and sort order.

@@ -50,7 +50,7 @@ impl World {
     pub(crate) fn take(&mut self, profile: Arc<Profile>) -> bool {
         let crowded = self.leaves.len() > LEAST_KEPT.max(profile.rows.len() * MOST_PER_LEAF);
         if crowded {
-            self.leaves = Leaves::new(self.leaves.frames());
+            self.leaves = Leaves::new(self.leaves.frames);
             self.history.clear();
             self.lives = None;
             self.marked = self.marked.take().map(|marked| {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use heapbpf_record::plan::Hook;
 use heapbpf_record::terminal::Color;
 
-use super::choices::{CensusFormat, HookArg};
+use super::choices::CensusFormat;
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{FrameArgs, LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
 use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds, parse_pid};
@@ -118,7 +119,7 @@ pub struct PlanArgs {
     pub force: bool,
     /// How calls are to be counted; not `usdt`
     #[arg(long, value_enum, default_value_t)]
-    pub hook: HookArg,
+    pub hook: Hook,
     /// Cost of inline hooks on an allocation and its free on your machine, in nanoseconds
     #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
     pub inline_ns: Option<f64>,

@@ -14,7 +14,8 @@ use super::args::CensusArgs;
 use super::choices::CensusFormat;
 use super::compare::print;
 use super::error::PlanError;
-use crate::view::census::{Counted, Counts, TableOptions, table};
+use crate::view::TableOptions;
+use crate::view::census::{Counted, Counts, table};
 
 /// Counts and prints the result. Returns the exit status.
 ///
@@ -38,7 +39,8 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<u8> {
             CensusFormat::Json => pretty_json(&counts).context("cannot write the census as JSON")?,
             CensusFormat::Text => {
                 let color = args.color.is_on(std::io::stdout().is_terminal());
-                let options = TableOptions { width: terminal::width().unwrap_or(100), color, top: args.top };
+                let width = terminal::width().unwrap_or(100);
+                let options = TableOptions { width, color, top: args.top, ..TableOptions::default() };
                 let tables: Vec<String> = counts.processes.iter().map(|it| table(it, options)).collect();
                 tables.join("\n")
             }

@@ -19,7 +19,8 @@ use super::pictures::write_bytes;
 use super::read_args::{DiffArgs, MergeArgs};
 use super::values::OutputFile;
 use super::{frames, profiles};
-use crate::view::diff::{DiffTableOptions, table};
+use crate::view::TableOptions;
+use crate::view::diff::table;
 
 /// Shows what grew between two profiles.
 ///
@@ -37,7 +38,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     }
     let diff = during(|| "comparing".into(), || diff::diff(&before, &after, &options));
     let as_json = || pretty_json(&diff).context("cannot write the comparison as JSON");
-    let as_text = |width, color| table(&diff, &DiffTableOptions { width, color, top: args.top, stacks: args.stacks });
+    let as_text = |width, color| table(&diff, &TableOptions { width, color, top: args.top, stacks: args.stacks });
     for (path, product) in &products {
         let bytes = match product {
             Product::Json => as_json()?.into_bytes(),

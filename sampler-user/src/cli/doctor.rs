@@ -14,12 +14,12 @@ use heapbpf_kernel::object;
 use heapbpf_probes::Table;
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_record::cost::measure;
+use heapbpf_record::plan::PythonObjects;
 use heapbpf_record::progress_line::during;
 use heapbpf_record::terminal;
 use heapbpf_symbols::debug_files;
 
 use super::args::DoctorArgs;
-use super::choices::PythonObjectsArg;
 use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
@@ -46,10 +46,10 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let mut kernel = KernelSide::look();
     let no_inline = limits::forbid_inline_hooks();
     kernel.audit.checks.extend(hooking(no_inline, forbidden));
-    let counts_inside = args.target.python_objects != PythonObjectsArg::No && no_inline.is_none();
+    let counts_inside = args.target.python_objects != PythonObjects::Never && no_inline.is_none();
     let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
     let mut hooks =
-        Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects == PythonObjectsArg::Yes), true)
+        Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects == PythonObjects::Always), true)
             .of(Sources::AllocatorsOrAnnouncements);
     let mut debug_dirs = args.debug_dir.clone();
     debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());

@@ -10,9 +10,8 @@ use heapbpf_profile::formats::FORMATS;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::report::By;
 use heapbpf_profile::value::Value;
-use heapbpf_statistics::estimators::Estimator;
 
-use super::values::{parse_estimator, parse_value};
+use super::values::parse_value;
 
 /// A parser of names. Its function decides what it accepts, and what it says about other words.
 #[derive(Clone)]
@@ -48,11 +47,6 @@ pub fn values() -> Names<Value> {
     Names { names: Value::ALL.map(Value::name).into(), parse: parse_value }
 }
 
-/// Estimators of bytes.
-pub fn estimators() -> Names<Estimator> {
-    Names { names: Estimator::ALL.iter().map(|estimator| estimator.name()).collect(), parse: parse_estimator }
-}
-
 /// Formats in which profiles are written. They are checked where a file's extension may choose them as well.
 pub fn formats() -> Names<String> {
     Names { names: FORMATS.iter().map(|format| format.name()).collect(), parse: parsed }
@@ -80,12 +74,9 @@ mod tests {
         for (command, of) in [(&[][..], "record"), (&["report", "x.json"], "report"), (&["diff", "a", "b"], "diff")] {
             let all = Cli::command();
             let found = all.find_subcommand(of).expect("a command");
-            for (option, other) in [
-                ("value", "one of alloc_"),
-                ("group-by", "choose program, pid"),
-                ("by", "choose stack"),
-                ("estimator", "one of"),
-            ] {
+            for (option, other) in
+                [("value", "one of alloc_"), ("group-by", "choose program, pid"), ("by", "choose stack")]
+            {
                 let Some(arg) = found.get_arguments().find(|arg| arg.get_long() == Some(option)) else { continue };
                 let values = arg.get_possible_values();
                 assert!(values.len() >= 4, "{of} --{option}");

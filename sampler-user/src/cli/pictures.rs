@@ -2,25 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use heapbpf_plots::{Figure, PictureError};
+use heapbpf_plots::Figure;
 use heapbpf_record::output::{self, OutputError, STANDARD_OUTPUT};
 
 use super::error::PlanError;
-
-/// Formats of pictures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PictureFormat {
-    /// Text, for browsers and documents.
-    Svg,
-    /// Pixels.
-    Png,
-}
 
 /// A picture to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     path: PathBuf,
-    format: PictureFormat,
+    /// Whether it is written as pixels; otherwise as SVG.
+    is_png: bool,
     force: bool,
 }
 
@@ -32,9 +24,9 @@ impl Picture {
     /// The format does not exist, or the file cannot be written.
     pub fn new(path: &Path, format: Option<&str>, force: bool) -> Result<Self, PlanError> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
-        let format = match format.or(extension.as_deref()) {
-            Some("svg") => PictureFormat::Svg,
-            Some("png") => PictureFormat::Png,
+        let is_png = match format.or(extension.as_deref()) {
+            Some("svg") => false,
+            Some("png") => true,
             _ => {
                 let name = path.display();
                 return Err(PlanError::Usage(format!(
@@ -45,7 +37,7 @@ impl Picture {
         if path.as_os_str() != STANDARD_OUTPUT {
             output::check_new_file(path, force)?;
         }
-        Ok(Self { path: path.into(), format, force })
+        Ok(Self { path: path.into(), is_png, force })
     }
 
     /// Draws and writes a figure.
@@ -53,11 +45,8 @@ impl Picture {
     /// # Errors
     /// It cannot be drawn or written.
     pub fn write(&self, figure: &Figure) -> anyhow::Result<()> {
-        let bytes: Result<Vec<u8>, PictureError> = match self.format {
-            PictureFormat::Svg => figure.svg().map(String::into_bytes),
-            PictureFormat::Png => figure.png(),
-        };
-        Ok(write_bytes(&self.path, self.force, &bytes?)?)
+        let bytes = if self.is_png { figure.png()? } else { figure.svg()?.into_bytes() };
+        Ok(write_bytes(&self.path, self.force, &bytes)?)
     }
 }
 

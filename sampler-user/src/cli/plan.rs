@@ -14,7 +14,9 @@ use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Criterion;
 use heapbpf_profile::units;
 use heapbpf_record::output::{self, Output};
-use heapbpf_record::plan::{Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, Unwind};
+use heapbpf_record::plan::{
+    Display, Hook, KernelPlan, OutputPlan, PythonObjects, RecordPlan, SamplingPlan, StackPlan, Targets, Unwind,
+};
 use heapbpf_record::ring_sizes::{RingSizes, WAKE_SHARE};
 use heapbpf_record::sampling::size_classes::ClassRule;
 use heapbpf_serve::ServePlan;
@@ -27,7 +29,7 @@ use heapbpf_symbols::options::Options;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_kind};
 
 use super::allocators;
-use super::choices::{HookArg, PythonObjectsArg, YesNoArg};
+use super::choices::YesNoArg;
 use super::error::PlanError;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
@@ -72,7 +74,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
         command: args.target.command.clone(),
         follow: !args.target.no_follow,
         allocators,
-        objects: args.target.python_objects.into(),
+        objects: args.target.python_objects,
     };
     let kernel = kernel(args, &targets, &rules, ring_sizes(args, interval, classes.as_ref()));
     Ok(RecordPlan {
@@ -88,7 +90,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
             mappings: args.sampling.mmap,
         },
         stacks: StackPlan {
-            unwind: args.stacks.unwind.into(),
+            unwind: args.stacks.unwind,
             max_depth: args.stacks.max_depth as usize,
             most: args.limits.stacks_max,
             symbolize: !args.stacks.no_symbolize,
@@ -129,13 +131,13 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
     }
-    if args.limits.lossless == Some(YesNoArg::Yes) && !matches!(args.limits.hook, HookArg::Auto | HookArg::Inline) {
+    if args.limits.lossless == Some(YesNoArg::Yes) && !matches!(args.limits.hook, Hook::Auto | Hook::Inline) {
         return Err(PlanError::Usage("--lossless works only with inline hooks: leave --hook out".into()));
     }
     match args.limits.hook {
-        HookArg::Inline => check_inline(args)?,
-        HookArg::Usdt => check_usdt(args)?,
-        HookArg::Auto | HookArg::Probe => {}
+        Hook::Inline => check_inline(args)?,
+        Hook::Usdt => check_usdt(args)?,
+        Hook::Auto | Hook::Probe => {}
     }
     Ok(rules)
 }
@@ -151,7 +153,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
         "an allocator's own mappings cannot be told from others: leave --mmap out"
     } else if !args.target.allocators.is_empty() {
         "no allocator is hooked: leave --alloc out"
-    } else if args.target.python_objects == PythonObjectsArg::Yes {
+    } else if args.target.python_objects == PythonObjects::Always {
         "no allocator is hooked: leave --python-objects out"
     } else {
         return Ok(());
@@ -205,7 +207,7 @@ fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static f
         files,
         default_format,
         write: WriteOptions { value: output.value, confidence: output.confidence, group_by: output.group_by },
-        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into(), ..Adjustments::default() },
+        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into() },
         triggers: snapshots.triggers(),
         keep: snapshots.keep.map(|keep| keep as usize),
         stats: output.stats.clone(),
@@ -231,7 +233,7 @@ fn ring_sizes(args: &RecordArgs, interval: u64, classes: Option<&ClassRule>) -> 
         Some(ClassRule::Given(_)) => 1,
         None => interval,
     };
-    let copies = Unwind::from(args.stacks.unwind) != Unwind::FramePointers;
+    let copies = args.stacks.unwind != Unwind::FramePointers;
     RingSizes::of_interval(interval, args.sampling.criterion.into(), copies)
 }
 
@@ -241,7 +243,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         target_rules: target_rules(targets),
         follow: u32::from(targets.follow),
         live: u32::from(!args.sampling.no_live),
-        stack_kind: match stacks.unwind.into() {
+        stack_kind: match stacks.unwind {
             Unwind::FramePointers => stack_kind::FRAME_POINTERS,
             Unwind::Auto | Unwind::Dwarf => stack_kind::COPIED,
         },
@@ -268,7 +270,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         sizes,
         rings,
         link: limits.link.kind(),
-        hook: limits.hook.into(),
+        hook: limits.hook,
         no_inline: forbid_inline_hooks(),
         lossless: is_lossless(args),
     }

@@ -16,12 +16,12 @@ use heapbpf_profile::workload::workload;
 use heapbpf_record::cost::budget::ProbeCosts;
 use heapbpf_record::cost::measure;
 use heapbpf_record::output::{self, OutputError};
+use heapbpf_record::plan::Hook;
 use heapbpf_record::progress_line::during;
 use heapbpf_record::terminal;
 use heapbpf_statistics::plan::{ClassPlan, Costs};
 
 use super::args::{Cli, PlanArgs};
-use super::choices::HookArg;
 use super::compare::print;
 use super::error::PlanError;
 use super::pictures::Picture;
@@ -29,7 +29,8 @@ use super::plan;
 use super::profiles;
 use super::values::Interval;
 use crate::run;
-use crate::view::plan::{CostsFrom, Preview, PreviewOptions, Priced, text};
+use crate::view::TableOptions;
+use crate::view::plan::{CostsFrom, Preview, Priced, text};
 
 /// CPU time of the probes on an allocation and its free, and that a sample adds, measured on heapbpf's development
 /// machine (AMD EPYC, virtual); and that of inline hooks on the two calls, measured on another one (Intel Xeon,
@@ -46,12 +47,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
         return Err(PlanError::Usage("plan -i: the interval to compare with must be from 1 to 64MiB".into()).into());
     };
-    if args.hook == HookArg::Usdt {
+    if args.hook == Hook::Usdt {
         return Err(PlanError::Usage("plan --hook usdt: processes choose their interval themselves".into()).into());
     }
     let picture = args.plot.as_deref().map(|path| Picture::new(path, None, args.force)).transpose()?;
     let profile = match &args.profile {
-        Some(path) if is_untargeted(args) => profiles::open(path)?,
+        Some(path) if !args.target.is_some() => profiles::open(path)?,
         Some(_) => return Err(PlanError::Usage("plan takes a profile or running processes, not both".into()).into()),
         None => {
             let time = units::duration(args.duration);
@@ -72,14 +73,15 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
         pretty_json(&preview).context("cannot write the plan as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        text(&preview, &PreviewOptions { width: terminal::width().unwrap_or(100), color })
+        let width = terminal::width().unwrap_or(100);
+        text(&preview, TableOptions { width, color, ..TableOptions::default() })
     })
 }
 
 /// Returns what hooks and samples cost: the given values, or those measured on this machine, or those of others. The
 /// user who plans need not be the one who records, so inline hooks count as possible wherever the machine allows them.
 fn priced(args: &PlanArgs) -> Priced {
-    let hooks_inline = args.hook != HookArg::Probe && cfg!(target_arch = "x86_64");
+    let hooks_inline = args.hook != Hook::Probe && cfg!(target_arch = "x86_64");
     let given = |costs: Costs| Costs {
         probe_ns: args.probe_ns.unwrap_or(costs.probe_ns),
         inline_ns: args.inline_ns.unwrap_or(costs.inline_ns),
@@ -109,20 +111,10 @@ fn priced(args: &PlanArgs) -> Priced {
     }
 }
 
-fn is_untargeted(args: &PlanArgs) -> bool {
-    let target = &args.target;
-    target.pids.is_empty()
-        && !target.all
-        && target.comm.is_none()
-        && target.cgroup.is_none()
-        && target.container.is_none()
-        && target.command.is_empty()
-}
-
 /// Makes a short recording of running processes. Its profile is written to a temporary directory, which is removed
 /// afterwards.
 fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
-    if is_untargeted(args) {
+    if !args.target.is_some() {
         let needed = "what should be planned for? a PROFILE, --pid PID, --all, --comm GLOB, --cgroup PATH or --container ID (see --help)";
         return Err(PlanError::Usage(needed.into()).into());
     }

@@ -8,7 +8,6 @@ use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::report::By;
 use heapbpf_profile::value::Value;
 use heapbpf_record::terminal::Color;
-use heapbpf_statistics::estimators::Estimator;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 use regex::Regex;
 
@@ -156,24 +155,12 @@ pub struct ReportArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
-    /// Also show error bars of bytes whose coverage is guaranteed for every mix of sizes
-    #[arg(long)]
-    pub guaranteed: bool,
     /// Adjust allocations so that their totals are the exact counts (error bars stay those of the raw estimates)
     #[arg(long)]
     pub calibrate: bool,
     /// Moment of the in-use figures
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
     pub at: AtArg,
-    /// Estimate bytes with another estimator, to compare
-    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = names::estimators(), conflicts_with = "calibrate")]
-    pub estimator: Estimator,
-    /// Merge stacks that differ only in the depth of a recursion (default)
-    #[arg(long, overrides_with = "no_fold_recursion")]
-    pub fold_recursion: bool,
-    /// Keep each stack separate, with all calls of a recursion
-    #[arg(long)]
-    pub no_fold_recursion: bool,
     /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,

@@ -8,11 +8,11 @@ use std::time::Duration;
 use clap::Args;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::value::Value;
-use heapbpf_record::plan::TriggerOptions;
+use heapbpf_record::plan::{Hook, PythonObjects, TriggerOptions, Unwind};
 use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 
-use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg, YesNoArg};
+use super::choices::{AtArg, CriterionArg, LinkArg, YesNoArg};
 use super::names;
 use super::values::{
     Interval, Moment, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen,
@@ -81,10 +81,18 @@ pub struct TargetArgs {
     pub allocators: Vec<String>,
     /// Where Python objects of up to 512 bytes are counted (x86-64)
     #[arg(long, value_enum, value_name = "WHERE", num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "yes", help_heading = "Target")]
-    pub python_objects: PythonObjectsArg,
+    pub python_objects: PythonObjects,
     /// Start this command and profile it from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+impl TargetArgs {
+    /// Whether any process is named.
+    pub fn is_some(&self) -> bool {
+        let Self { pids, all, comm, cgroup, container, command, .. } = self;
+        *all || !pids.is_empty() || comm.is_some() || cgroup.is_some() || container.is_some() || !command.is_empty()
+    }
 }
 
 /// Which allocations are sampled, and what is known of them.
@@ -147,7 +155,7 @@ pub struct OutputArgs {
 pub struct StackArgs {
     /// How stacks are unwound
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
-    pub unwind: UnwindArg,
+    pub unwind: Unwind,
     /// Maximum bytes of stack copied per sample, at least a page. A copy is only as long as the stack is deep
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub stack_bytes: u64,
@@ -189,7 +197,7 @@ pub struct LimitArgs {
     pub max_overhead: Option<Overhead>,
     /// How calls are counted
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
-    pub hook: HookArg,
+    pub hook: Hook,
     /// Make programs wait (at most 1 s at a time) when samples arrive faster than they are read, so that none is lost;
     /// inline hooks only. Default for -- COMMAND with an interval of at most 4 KiB; `--lossless=no` turns it off
     #[arg(long, value_enum, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "yes", help_heading = "Limits")]

@@ -53,8 +53,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         if args.symbolize {
             print_summary(&symbolize(&mut profile, args));
         }
-        let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
-        adjustments.apply(&mut profile)?;
+        Adjustments { calibrate: args.calibrate, at: args.at.into() }.apply(&mut profile)?;
         filter(args).apply(&mut profile);
         all.push(profile);
     }
@@ -114,7 +113,7 @@ fn source(dir: &Path, recorded: &str) -> Result<Source, String> {
 /// Whether the user asked only for the short answer.
 fn is_brief(args: &ReportArgs) -> bool {
     let asks = args.details || args.by.is_some() || args.suspects || args.tree || args.callers.is_some();
-    !asks && args.top.is_none() && args.functions == 0 && !args.guaranteed && !args.no_fold_recursion
+    !asks && args.top.is_none() && args.functions == 0
 }
 
 fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
@@ -129,10 +128,8 @@ fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
         suspects: args.suspects,
         top: args.top.unwrap_or(ROWS),
         functions: args.functions,
-        fold_recursion: !args.no_fold_recursion,
         frames: frames::view(args.frames)?,
         confidence: args.confidence,
-        guaranteed: args.guaranteed,
         source: args.profiles.first().map(|path| path.display().to_string()),
         ..ReportOptions::default()
     })

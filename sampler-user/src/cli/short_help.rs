@@ -8,103 +8,22 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 use super::args::Cli;
 
 /// Options of recordings that `-h` shows.
-const RECORDING: &[&str] = &[
-    "pid",
-    "all",
-    "comm",
-    "cgroup",
-    "container",
-    "no-follow",
-    "duration",
-    "interval",
-    "output",
-    "every",
-    "hook",
-    "max-overhead",
-    "listen",
-    "all-frames",
-    "quiet",
-    "verbose",
-    "help",
-    "version",
-];
-const SERVICE: &[&str] = &[
-    "pid",
-    "all",
-    "comm",
-    "cgroup",
-    "container",
-    "no-follow",
-    "interval",
-    "hook",
-    "max-overhead",
-    "listen",
-    "token-file",
-    "push",
-    "push-every",
-    "tls-cert",
-    "tls-key",
-    "verbose",
-    "help",
-];
-const TOP: &[&str] = &[
-    "pid",
-    "all",
-    "comm",
-    "cgroup",
-    "container",
-    "no-follow",
-    "interval",
-    "hook",
-    "max-overhead",
-    "refresh",
-    "token-file",
-    "all-frames",
-    "color",
-    "verbose",
-    "help",
-];
-const REPORT: &[&str] = &[
-    "details",
-    "suspects",
-    "by",
-    "tree",
-    "callers",
-    "focus",
-    "ignore",
-    "top",
-    "value",
-    "at",
-    "group-by",
-    "output",
-    "format",
-    "plot",
-    "symbolize",
-    "all-frames",
-    "full-names",
-    "help",
-];
+const RECORDING: &str = "pid all comm cgroup container no-follow duration interval output every hook max-overhead \
+                         listen all-frames quiet verbose help version";
+const SERVICE: &str = "pid all comm cgroup container no-follow interval hook max-overhead listen token-file push \
+                       push-every tls-cert tls-key verbose help";
+const TOP: &str = "pid all comm cgroup container no-follow interval hook max-overhead refresh token-file all-frames \
+                   color verbose help";
+const REPORT: &str = "details suspects by tree callers focus ignore top value at group-by output format plot symbolize \
+                      all-frames full-names help";
 
 /// Options of recordings that are for experts. Only `--help-all` shows them.
-const EXPERT: &[&str] = &[
-    "alloc",
-    "calibrate",
-    "confidence",
-    "criterion",
-    "link",
-    "live-max",
-    "max-debug-bytes",
-    "max-depth",
-    "ring-bytes",
-    "seed",
-    "stack-bytes",
-    "stacks-max",
-    "unwind",
-];
+const EXPERT: &str = "alloc calibrate confidence criterion link live-max max-debug-bytes max-depth ring-bytes seed \
+                      stack-bytes stacks-max unwind";
 const HELP_ALL: &str = "help-all";
 
 /// Subcommands with many options, and the options that `-h` shows.
-const SUBCOMMANDS: [(&str, &[&str]); 4] = [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)];
+const SUBCOMMANDS: [(&str, &str); 4] = [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -129,14 +48,19 @@ pub fn wants_all(arguments: impl Iterator<Item = OsString>) -> bool {
 }
 
 fn with_all(command: Command, wants_all: bool) -> Command {
-    let is_expert = |arg: &Arg| arg.get_long().is_some_and(|name| EXPERT.contains(&name));
+    let is_expert = |arg: &Arg| arg.get_long().is_some_and(|name| is_in(EXPERT, name));
     let help = Arg::new(HELP_ALL).long(HELP_ALL).action(ArgAction::HelpLong).hide_short_help(true);
     let command = command.arg(help.help("Print help with all options, including those for experts"));
     command.mut_args(|arg| if is_expert(&arg) && !wants_all { arg.hide_long_help(true) } else { arg })
 }
 
-fn shortened(command: Command, shown: &'static [&'static str]) -> Command {
-    let is_shown = |arg: &Arg| arg.is_positional() || arg.get_long().is_some_and(|name| shown.contains(&name));
+/// Whether a name is in a list of names with spaces between them.
+fn is_in(names: &str, name: &str) -> bool {
+    names.split(' ').any(|listed| listed == name)
+}
+
+fn shortened(command: Command, shown: &'static str) -> Command {
+    let is_shown = |arg: &Arg| arg.is_positional() || arg.get_long().is_some_and(|name| is_in(shown, name));
     command.mut_args(|arg| if is_shown(&arg) { arg } else { arg.hide_short_help(true) })
 }
 
@@ -155,15 +79,15 @@ mod tests {
             let help = command.render_help().to_string();
             let options = help.lines().filter(|line| line.starts_with("  -") || line.starts_with("      --")).count();
             assert!((10..=18).contains(&options), "{name}: {options}\n{help}");
-            let is_there = |long: &&&str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
-            let missing: Vec<_> = shown.iter().filter(|long| !is_there(long) && **long != "version").collect();
+            let is_there = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
+            let missing: Vec<_> = shown.split(' ').filter(|long| !is_there(long) && *long != "version").collect();
             assert!(missing.is_empty(), "{name}: {missing:?}");
             let long = command.render_long_help().to_string();
             assert!(long.contains("--no-live") || name == "report", "{name}: {long}");
             assert!(!long.contains("--stacks-max"), "{name}: {long}");
         }
         let experts = command(true).render_long_help().to_string();
-        let missing: Vec<_> = EXPERT.iter().filter(|name| !experts.contains(&format!("--{name}"))).collect();
+        let missing: Vec<_> = EXPERT.split(' ').filter(|name| !experts.contains(&format!("--{name}"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
         let asked = |words: &[&str]| wants_all(words.iter().map(OsString::from));
         assert!(asked(&["serve", "--help-all"]) && !asked(&["--", "x", "--help-all"]) && !asked(&["--help"]));

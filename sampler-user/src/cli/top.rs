@@ -8,7 +8,7 @@ use heapbpf_record::terminal::Color;
 use super::args::TopArgs;
 use super::choices::AtArg;
 use super::error::PlanError;
-use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs};
+use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs};
 use super::{frames, plan};
 use crate::top::{Address, Look, live, watched};
 
@@ -24,7 +24,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
         let recording = plan::recording(&recording_args(args), true)?;
         return live(recording, look);
     };
-    if is_targeted(&args.target) {
+    if args.target.is_some() {
         return Err(PlanError::Usage(
             "name either an address or processes of this host (--pid and the like), not both".into(),
         )
@@ -34,11 +34,6 @@ pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
     let token = token.as_ref().and_then(Tokens::first);
     let address = Address::parse(url, token).map_err(PlanError::Usage)?;
     watched(address, look)
-}
-
-fn is_targeted(target: &TargetArgs) -> bool {
-    let TargetArgs { pids, all, comm, cgroup, container, command, .. } = target;
-    *all || !pids.is_empty() || comm.is_some() || cgroup.is_some() || container.is_some() || !command.is_empty()
 }
 
 /// Checks that there is a terminal to draw on.
@@ -101,7 +96,7 @@ mod tests {
     #[test]
     fn targets_and_sampling_are_those_of_a_recording() {
         let args = parsed(&["--pid", "7", "-i", "64k", "--no-live"]);
-        assert!(is_targeted(&args.target) && args.url.is_none());
+        assert!(args.target.is_some() && args.url.is_none());
         let recording = recording_args(&args);
         assert_eq!((recording.target.pids, recording.sampling.no_live), (vec![7], true));
         assert!(recording.display.quiet && recording.output.outputs.is_empty());
@@ -110,7 +105,7 @@ mod tests {
     #[test]
     fn an_address_is_no_target() {
         let args = parsed(&["http://127.0.0.1:6060", "--token-file", "t"]);
-        assert!(!is_targeted(&args.target) && args.url.is_some());
+        assert!(!args.target.is_some() && args.url.is_some());
         assert!(is_targeted(&parsed(&["--", "true"]).target));
     }
 

@@ -9,7 +9,6 @@ use heapbpf_profile::diff::Exposure;
 use heapbpf_profile::formats::{self, Format, FormatError};
 use heapbpf_profile::units;
 use heapbpf_profile::value::Value;
-use heapbpf_statistics::estimators::Estimator;
 use heapbpf_statistics::plan::LARGEST_INTERVAL;
 
 /// The sampling interval as the user writes it.
@@ -149,14 +148,6 @@ pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
             given().ok_or_else(|| "must be `second`, `recording`, or BEFORE:AFTER with two numbers above 0".to_owned())
         }
     }
-}
-
-/// The name of an estimator.
-pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
-    Estimator::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Estimator::ALL.iter().map(|estimator| estimator.name()).collect();
-        format!("must be one of {}", names.join(", "))
-    })
 }
 
 /// An address to listen on. A bare port (`6060`, `:6060`) means loopback.

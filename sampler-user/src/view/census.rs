@@ -9,6 +9,8 @@ use heapbpf_profile::units;
 use heapbpf_symbols::demangle::Demangler;
 use serde::Serialize;
 
+use super::TableOptions;
+
 /// Prefix that turns a type's mangled name into a symbol, and prefix of the demangled name of such a symbol.
 const SYMBOL: &str = "_ZTS";
 const SYMBOL_MEANS: &str = "typeinfo name for ";
@@ -181,17 +183,6 @@ impl Counted {
     }
 }
 
-/// Options of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct TableOptions {
-    /// Columns of the terminal.
-    pub width: usize,
-    /// Whether to use colours.
-    pub color: bool,
-    /// Maximum number of rows.
-    pub top: usize,
-}
-
 /// The census as text.
 pub fn table(counted: &Counted, options: TableOptions) -> String {
     let bytes = |bytes: u64| units::bytes(bytes as f64);
@@ -270,7 +261,7 @@ mod tests {
 
     #[test]
     fn the_table_has_sums_limits_and_the_largest_rows() {
-        let shown = table(&counted(true), TableOptions { width: 100, color: false, top: 4 });
+        let shown = table(&counted(true), TableOptions { width: 100, top: 4, ..TableOptions::default() });
         for expected in [
             "shop (7), glibc 2.36",
             "in use: 41.0 MiB in 212,161 blocks, 640 B of them Python's small objects",
@@ -284,11 +275,11 @@ mod tests {
         ] {
             assert!(shown.contains(expected), "{expected:?} is missing in\n{shown}");
         }
-        let in_time = table(&counted(false), TableOptions { width: 100, color: false, top: 4 });
+        let in_time = table(&counted(false), TableOptions { width: 100, top: 4, ..TableOptions::default() });
         assert!(in_time.contains("58.0 MiB of resident memory is in none of these heaps"), "{in_time}");
         assert!(!shown.contains("none of these") && !in_time.contains("--limit"), "{shown}");
         assert!(!shown.contains("not.mangled") && shown.lines().count() <= 25, "{shown}");
-        let all = table(&counted(true), TableOptions { width: 100, color: false, top: 20 });
+        let all = table(&counted(true), TableOptions { width: 100, top: 20, ..TableOptions::default() });
         assert!(all.contains("not.mangled") && !all.contains("others\n"), "{all}");
     }
 

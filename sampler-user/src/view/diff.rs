@@ -2,28 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use heapbpf_profile::diff::{Change, Diff, Direction, FunctionChange, StackChange, Verdict};
+use heapbpf_profile::diff::{Change, Diff, DiffFrame, Direction, FunctionChange, StackChange, Verdict};
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
 use heapbpf_profile::report::text::{Column, Style, Table, clip, width, wrap};
 use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
 
-/// Options of the comparison's table.
-#[derive(Clone, Copy, Debug)]
-pub struct DiffTableOptions {
-    /// Columns of the terminal.
-    pub width: usize,
-    /// Whether to use colours.
-    pub color: bool,
-    /// Maximum number of functions or stacks to show.
-    pub top: usize,
-    /// Show stacks instead of functions.
-    pub stacks: bool,
-}
+use super::TableOptions;
 
 /// The comparison as text: by function, or by stack.
-pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
+pub fn table(diff: &Diff, options: &TableOptions) -> String {
     let mut lines = Vec::new();
     for total in &diff.totals {
         lines.push(format!(
@@ -41,7 +30,7 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
 }
 
 /// The table of functions that changed.
-fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
+fn by_function(diff: &Diff, options: &TableOptions) -> Vec<String> {
     let all = &diff.functions;
     let of = |verdict| all.iter().filter(|it| it.figures.verdict == Some(verdict)).count();
     let compared = all.len();
@@ -78,7 +67,7 @@ fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
 }
 
 /// The rows of functions below their header. On a narrow terminal, each function is on a line of its own.
-fn rows_of_functions(shown: &[FunctionChange], options: &DiffTableOptions) -> Vec<String> {
+fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<String> {
     let has_groups = shown.iter().any(|it| it.group != shown[0].group);
     let name = |FunctionChange { group, function, place, .. }: &FunctionChange| {
         let lead = if has_groups { format!("{group}: ") } else { String::new() };
@@ -138,7 +127,7 @@ fn said(figures: &Change) -> String {
 }
 
 /// The table of stacks that grew.
-fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
+fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
     let mut lines = Vec::new();
     let count = |which: fn(&StackChange) -> bool| diff.stacks.iter().filter(|stack| which(stack)).count();
     let judged = count(|stack| stack.figures.q_value.is_some());
@@ -197,7 +186,7 @@ fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
 fn chain(stack: &StackChange) -> String {
     let mut module = None;
     let mut calls = Vec::new();
-    for frame in stack.frames.iter().filter(|frame| frame.is_shown) {
+    for DiffFrame { frame, name, .. } in stack.frames.iter().filter(|frame| frame.is_shown) {
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!(" {}:{line}", base_name(file)),
             (Some(file), None) => format!(" {}", base_name(file)),
@@ -207,7 +196,7 @@ fn chain(stack: &StackChange) -> String {
             _ => String::new(),
         };
         module = if frame.file.is_none() { frame.module.clone() } else { None };
-        calls.push(format!("{}{place}", frame.name));
+        calls.push(format!("{name}{place}"));
     }
     // A profile may have no frames, only the function that was called.
     if calls.is_empty() && !stack.function.is_empty() {
@@ -259,7 +248,7 @@ mod tests {
             profile.header.samples_known = samples_known;
             let found = diff(&profile, &profile, &DiffOptions::default());
             let [functions, stacks] = [false, true]
-                .map(|stacks| table(&found, &DiffTableOptions { width: 100, color: false, top: 20, stacks }));
+                .map(|stacks| table(&found, &TableOptions { width: 100, color: false, top: 20, stacks }));
             assert_eq!(functions.contains("cannot be said"), !samples_known, "{functions}");
             stacks
         };
@@ -276,7 +265,7 @@ mod tests {
             let (before, mut after) = (testing::small().only_process(0), testing::small().only_process(0));
             change(&mut after);
             let found = diff(&before, &after, &DiffOptions::default());
-            table(&found, &DiffTableOptions { width: 120, color: false, top: 20, stacks: false })
+            table(&found, &TableOptions { width: 120, color: false, top: 20, stacks: false })
         };
         let fixed = text(&|after| {
             after.rows.retain(|row| row.key.stack.frames.iter().all(|it| it.function.as_deref() != Some("grow")))
@@ -297,7 +286,7 @@ mod tests {
         let (before, mut after) = (testing::small().only_process(0), testing::small().only_process(0));
         after.rows[0].inuse = testing::sums(60, 4_096, 524_288);
         let found = diff(&before, &after, &DiffOptions::default());
-        let text = table(&found, &DiffTableOptions { width: 60, color: false, top: 20, stacks: false });
+        let text = table(&found, &TableOptions { width: 60, color: false, top: 20, stacks: false });
         let row = text.lines().skip_while(|line| !line.contains("grew, sure")).take(2).collect::<Vec<_>>();
         assert!(row.len() == 2 && !row[0].contains("grow json.c") && row[1].contains("grow json.c:31"), "{text}");
         assert!(!text.contains("FUNCTION"), "{text}");

@@ -7,6 +7,7 @@ use heapbpf_profile::units;
 use heapbpf_statistics::plan::{Automatic, ClassPlan, Costs, PlanRow, Workload, automatic, rows};
 use serde::Serialize;
 
+use super::TableOptions;
 use super::doctor::inline_ns;
 
 /// A plan; `heapbpf plan --json` serializes it.
@@ -62,15 +63,6 @@ pub enum CostsFrom {
     Partly,
     /// They were measured on heapbpf's reference machines.
     Elsewhere,
-}
-
-/// Options of the plan's table.
-#[derive(Clone, Copy, Debug)]
-pub struct PreviewOptions {
-    /// Columns of the terminal.
-    pub width: usize,
-    /// Whether to use colours.
-    pub color: bool,
 }
 
 impl Preview {
@@ -140,7 +132,7 @@ fn of_costs(preview: &Preview) -> String {
 }
 
 /// The plan as text.
-pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
+pub fn text(preview: &Preview, options: TableOptions) -> String {
     let calls = units::count(preview.allocations_per_second);
     let mut lines = vec![Style::Bold.paint(&preview.subject, options.color)];
     let hooks = format!("{calls} allocations a second: {}, whatever the interval", of_hooks(preview));
@@ -212,7 +204,7 @@ mod tests {
     }
 
     fn has(preview: &Preview, parts: &[&str]) -> String {
-        let shown = text(preview, &PreviewOptions { width: 120, color: false });
+        let shown = text(preview, TableOptions { width: 120, ..TableOptions::default() });
         // Lines are wrapped.
         let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
         for part in parts {

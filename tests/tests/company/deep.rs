@@ -152,18 +152,13 @@ fn repeated_stacks_come_from_the_cache() {
     assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
 }
 
-/// `report` shows a recursion once, whatever its depth, by default.
+/// `report` shows a recursion once, whatever its depth.
 #[test]
-fn recursion_is_folded_unless_told_otherwise() {
-    let Some(_turn) = turn("recursion_is_folded_unless_told_otherwise") else { return };
+fn recursion_is_folded() {
+    let Some(_turn) = turn("recursion_is_folded") else { return };
     let (_, _, outcome) = record(1, 40, 40, &[]);
-    let report = |options: &[&str]| {
-        let mut command = Command::new(heapbpf());
-        let output = command.arg("report").arg(outcome.file("profile.json")).args(options).output();
-        String::from_utf8(output.expect("the binary under test runs").stdout).expect("text")
-    };
-    let folded = report(&["--details"]);
+    let mut command = Command::new(heapbpf());
+    let output = command.arg("report").arg(outcome.file("profile.json")).arg("--details").output();
+    let folded = String::from_utf8(output.expect("the binary under test runs").stdout).expect("text");
     assert_eq!(folded.matches("descend").count(), 1, "{folded}");
-    let whole = report(&["--no-fold-recursion"]);
-    assert!(whole.matches("descend").count() > 1, "{whole}");
 }

@@ -5,24 +5,8 @@ use crate::escape::escaped;
 use heapbpf_statistics::estimate::Estimate;
 
 /// Columns of figures, which follow the columns that identify the line.
-const FIGURES: [&str; 16] = [
-    "value",
-    "before",
-    "before_low",
-    "before_high",
-    "after",
-    "after_low",
-    "after_high",
-    "change",
-    "change_low",
-    "change_high",
-    "direction",
-    "p_value",
-    "q_value",
-    "significant",
-    "p_two_sided",
-    "verdict",
-];
+const FIGURES: &str = "value,before,before_low,before_high,after,after_low,after_high,change,change_low,change_high,\
+direction,p_value,q_value,significant,p_two_sided,verdict";
 
 /// One line per function or per stack. Unknown figures are empty.
 ///
@@ -30,8 +14,8 @@ const FIGURES: [&str; 16] = [
 /// Writing to memory failed.
 pub fn csv(diff: &Diff, stacks: bool) -> Result<Vec<u8>, ::csv::Error> {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
-    let keys: &[&str] = if stacks { &["group", "stack"] } else { &["group", "function"] };
-    writer.write_record(keys.iter().chain(&FIGURES))?;
+    let keys = ["group", if stacks { "stack" } else { "function" }];
+    writer.write_record(keys.into_iter().chain(FIGURES.split(',')))?;
     if stacks {
         for StackChange { group, frames, figures, .. } in &diff.stacks {
             // Outermost to innermost, as in folded stacks.

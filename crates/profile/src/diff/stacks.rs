@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use indexmap::{IndexMap, IndexSet};
+
 use super::frames::DiffFrame;
 use crate::estimates::{Pool, intervals_used};
 use crate::group::{GroupBy, Groups};
@@ -83,8 +85,7 @@ pub(super) fn matched(
     // If each side has a single program, it is treated as the same program even under another name.
     let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
     let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
-    let mut stacks: Vec<Matched> = Vec::new();
-    let mut known: HashMap<Key, usize> = HashMap::new();
+    let mut stacks: IndexMap<Key, Matched> = IndexMap::new();
     let mut names = Names::default();
     // Parquet and pprof do not keep the allocator function; stacks are then matched without it.
     let by_function = [before, after].iter().all(|profile| profile.rows.iter().any(|row| !row.key.function.is_empty()));
@@ -104,20 +105,17 @@ pub(super) fn matched(
             });
             let function = if by_function && titles.is_none() { &*row.key.function } else { "" };
             let key = (names.id(&group), names.id(function), Arc::clone(chain));
-            let index = *known.entry(key).or_insert_with(|| {
-                stacks.push(Matched {
-                    group,
-                    function: row.key.function.to_string(),
-                    before: Pool::default(),
-                    after: Pool::default(),
-                    stack: (Arc::clone(&row.key.stack), is_before),
-                });
-                stacks.len() - 1
+            let stack = stacks.entry(key).or_insert_with(|| Matched {
+                group,
+                function: row.key.function.to_string(),
+                before: Pool::default(),
+                after: Pool::default(),
+                stack: (Arc::clone(&row.key.stack), is_before),
             });
-            let stack = &mut stacks[index];
             if is_before { &mut stack.before } else { &mut stack.after }.add(row);
         }
     }
+    let mut stacks: Vec<Matched> = stacks.into_values().collect();
     // All rows of a stack may have been lost.
     let (mut lost_before, mut lost_after) = (LostRows::new(before, group_by), LostRows::new(after, group_by));
     for stack in &mut stacks {
@@ -177,16 +175,11 @@ impl<'a> LostRows<'a> {
 type Key = (u32, u32, Arc<[u32]>);
 
 #[derive(Default)]
-struct Names(HashMap<String, u32>);
+struct Names(IndexSet<String>);
 
 impl Names {
     fn id(&mut self, name: &str) -> u32 {
-        if let Some(&id) = self.0.get(name) {
-            return id;
-        }
-        let id = self.0.len() as u32;
-        self.0.insert(name.to_owned(), id);
-        id
+        self.0.get_index_of(name).unwrap_or_else(|| self.0.insert_full(name.to_owned()).0) as u32
     }
 
     fn chain(&mut self, profile: &Profile, row: &Row) -> Arc<[u32]> {

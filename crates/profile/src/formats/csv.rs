@@ -1,7 +1,8 @@
 //! A table for spreadsheets and data frames: one line per stack, with every value and the ends of its interval.
 
-use std::collections::HashMap;
 use std::io;
+
+use indexmap::IndexMap;
 
 use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
@@ -76,6 +77,7 @@ fn into_format_error(error: csv::Error) -> FormatError {
     }
 }
 
+#[derive(Default)]
 struct Line<'a> {
     group: String,
     /// Functions from the outermost to the innermost, separated by `;`.
@@ -96,22 +98,19 @@ fn lines<'a>(profile: &'a Profile, options: &WriteOptions) -> Vec<Line<'a>> {
             frames.collect::<Vec<_>>().join(";")
         })
         .collect();
-    let mut index_of: HashMap<(String, &str, Option<&str>), usize> = HashMap::new();
-    let mut lines: Vec<Line<'a>> = Vec::new();
+    let mut lines: IndexMap<(String, &str, Option<&str>), Line<'a>> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let text = stacks[stack as usize].as_str();
         let (group, cut) = (groups.name(row), row.key.stack.cut.as_deref());
         let group = escaped(&group).into_owned();
-        let index = *index_of.entry((group.clone(), text, cut)).or_insert_with(|| {
-            lines.push(Line { group, stack: text.to_owned(), cut, pool: Pool::default(), lifetimes: Vec::new() });
-            lines.len() - 1
-        });
-        lines[index].pool.add(row);
-        lines[index].lifetimes.extend(row.lifetimes.as_ref().map(|lives| (lives, row.alloc.objects)));
+        let line = lines.entry((group.clone(), text, cut));
+        let line = line.or_insert_with(|| Line { group, stack: text.to_owned(), cut, ..Line::default() });
+        line.pool.add(row);
+        line.lifetimes.extend(row.lifetimes.as_ref().map(|lives| (lives, row.alloc.objects)));
     }
     let intervals = intervals_used(profile);
-    lines.iter_mut().for_each(|line| line.pool.allow_for(&intervals));
-    lines
+    lines.values_mut().for_each(|line| line.pool.allow_for(&intervals));
+    lines.into_values().collect()
 }
 
 #[cfg(test)]

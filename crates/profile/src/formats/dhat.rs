@@ -2,9 +2,9 @@
 //!
 //! Fields are those of file version 2 (Valgrind, `dhat/dh_main.c`). The viewer walks from the allocation outwards.
 
-use std::collections::HashMap;
 use std::io;
 
+use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 
 use super::{FormatError, WriteOptions};
@@ -19,7 +19,8 @@ use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
 pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-    let mut table = FrameTable::new();
+    // The viewer expects a root in front.
+    let mut table = IndexSet::from(["[root]".to_owned()]);
     let points = points(profile, options, &mut table);
     let microseconds = profile.header.duration.as_micros() as u64;
     let pid = match profile.processes.as_slice() {
@@ -42,7 +43,7 @@ pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io:
         // The time of the peak is not recorded; without a peak, the end is shown.
         tg: if has_peak { 0 } else { microseconds },
         pps: rounded(&points, has_peak, profile.header.live),
-        ftbl: table.texts,
+        ftbl: table.into_iter().collect(),
     };
     serde_json::to_writer(JsonText(out), &file)?;
     Ok(())
@@ -111,32 +112,13 @@ impl Figures {
     }
 }
 
+#[derive(Default)]
 struct Point<'a> {
     frames: Vec<usize>,
     alloc: Figures,
     end: Figures,
     peak: Figures,
     lifetimes: Vec<(&'a Lifetimes, f64)>,
-}
-
-/// Texts of frames with their numbers; the first is the root that the viewer expects.
-struct FrameTable {
-    texts: Vec<String>,
-    numbers: HashMap<String, usize>,
-}
-
-impl FrameTable {
-    fn new() -> Self {
-        Self { texts: vec!["[root]".to_owned()], numbers: HashMap::new() }
-    }
-
-    fn number(&mut self, text: String) -> usize {
-        let texts = &mut self.texts;
-        *self.numbers.entry(text).or_insert_with_key(|text| {
-            texts.push(text.clone());
-            texts.len() - 1
-        })
-    }
 }
 
 /// `function (file:line)`, as DHAT writes frames.
@@ -153,27 +135,22 @@ fn text(profile: &Profile, frame: &Frame) -> String {
 }
 
 /// Each distinct stack of each group once. The viewer rejects duplicate stacks.
-fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut FrameTable) -> Vec<Point<'a>> {
+fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut IndexSet<String>) -> Vec<Point<'a>> {
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, options.group_of(profile));
-    let numbers: Vec<usize> = interned.frames.iter().map(|frame| table.number(text(profile, frame))).collect();
-    let mut index_of: HashMap<Vec<usize>, usize> = HashMap::new();
-    let mut points: Vec<Point<'a>> = Vec::new();
+    let numbers: Vec<usize> = interned.frames.iter().map(|frame| table.insert_full(text(profile, frame)).0).collect();
+    let mut points: IndexMap<Vec<usize>, Point<'a>> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let mut frames: Vec<usize> = interned.frame_ids(stack).iter().map(|&frame| numbers[frame as usize]).collect();
         if row.key.stack.cut.is_some() {
-            frames.push(table.number("[incomplete]".to_owned()));
+            frames.push(table.insert_full("[incomplete]".to_owned()).0);
         }
         let group = groups.name(row);
         if !group.is_empty() {
-            frames.push(table.number(escaped(&group).into_owned()));
+            frames.push(table.insert_full(escaped(&group).into_owned()).0);
         }
-        let index = *index_of.entry(frames).or_insert_with_key(|frames| {
-            let (alloc, end, peak, lifetimes) = Default::default();
-            points.push(Point { frames: frames.clone(), alloc, end, peak, lifetimes });
-            points.len() - 1
-        });
-        let point = &mut points[index];
+        let point = points.entry(frames);
+        let point = point.or_insert_with_key(|frames| Point { frames: frames.clone(), ..Point::default() });
         point.alloc.add(&row.alloc);
         point.end.add(&row.inuse);
         point.end.add(&row.at_exit);
@@ -182,7 +159,7 @@ fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut FrameTab
         }
         point.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
-    points
+    points.into_values().collect()
 }
 
 /// Points as whole numbers whose sums are the rounded totals.

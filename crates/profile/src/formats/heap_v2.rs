@@ -5,8 +5,9 @@
 //! rounding to integers loses nothing. With the real interval, most stacks of a sampled profile would lose up to half a
 //! sample to rounding.
 
-use std::collections::HashMap;
 use std::io;
+
+use indexmap::IndexMap;
 
 use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
@@ -63,29 +64,23 @@ impl Stacks {
         let interned = Interned::for_viewers(profile);
         let lists: Vec<Vec<u64>> =
             (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
-        let mut known: HashMap<&[u64], usize> = HashMap::new();
-        let mut sums: Vec<[f64; 4]> = Vec::new();
-        let mut found = Vec::new();
+        let mut found: IndexMap<&[u64], [f64; 4]> = IndexMap::new();
         for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-            let list = &lists[stack as usize];
-            let index = *known.entry(list).or_insert_with(|| {
-                found.push(list.clone());
-                sums.push([0.0; 4]);
-                sums.len() - 1
-            });
-            for (sum, value) in sums[index].iter_mut().zip(Value::COLUMNS) {
+            let sums = found.entry(&lists[stack as usize]).or_default();
+            for (sum, value) in sums.iter_mut().zip(Value::COLUMNS) {
                 *sum += value.of(row);
             }
         }
         let mut columns: [Vec<f64>; 4] = Default::default();
-        for [alloc_objects, alloc, inuse_objects, inuse] in sums {
+        for &[alloc_objects, alloc, inuse_objects, inuse] in found.values() {
             let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
             let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
             for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
                 column.push(value);
             }
         }
-        Self { addresses: found, columns: columns.map(|column| largest_remainder(&column)) }
+        let addresses = found.keys().map(|list| list.to_vec()).collect();
+        Self { addresses, columns: columns.map(|column| largest_remainder(&column)) }
     }
 }
 

@@ -29,6 +29,7 @@ use std::{fmt, io};
 
 use thiserror::Error;
 
+pub(crate) use self::json::{FrameJson, TotalJson};
 #[cfg(feature = "otlp")]
 pub use self::otlp::encode as encode_otlp;
 #[cfg(feature = "pprof")]

@@ -1,11 +1,12 @@
 //! Parquet: rows for SQL engines. There is one row per process, stack and interval, with estimates and their variances,
 //! so that `sum(alloc_bytes)` and `sqrt(sum(alloc_bytes_var))` are correct over any rows of any hosts.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use indexmap::IndexMap;
 use parquet::basic::Compression;
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
 use parquet::errors::ParquetError;
@@ -52,6 +53,7 @@ fn unsupported(error: &dyn std::error::Error) -> FormatError {
 }
 
 /// A row of the table: sums over all threads and allocator functions.
+#[derive(Default)]
 struct TableRow {
     process: usize,
     /// `None` for a process that has losses but no samples.
@@ -63,30 +65,21 @@ struct TableRow {
 }
 
 fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
-    let mut rows: Vec<TableRow> = Vec::new();
-    let mut known: HashMap<(usize, u32, u64), usize> = HashMap::new();
+    let mut rows: IndexMap<(usize, u32, u64), TableRow> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-        let index = *known.entry((row.key.process, stack, row.key.interval)).or_insert_with(|| {
-            let (alloc, inuse, at_exit) = Default::default();
-            let stack = Some(stack);
-            rows.push(TableRow { process: row.key.process, stack, interval: row.key.interval, alloc, inuse, at_exit });
-            rows.len() - 1
-        });
-        rows[index].alloc.add(&row.alloc);
-        rows[index].inuse.add(&row.inuse);
-        rows[index].at_exit.add(&row.at_exit);
+        let (process, interval) = (row.key.process, row.key.interval);
+        let new = || TableRow { process, stack: Some(stack), interval, ..TableRow::default() };
+        let sums = rows.entry((process, stack, interval)).or_insert_with(new);
+        sums.alloc.add(&row.alloc);
+        sums.inuse.add(&row.inuse);
+        sums.at_exit.add(&row.at_exit);
     }
-    let mut has_rows = vec![false; profile.processes.len()];
-    for row in &rows {
-        if let Some(has_rows) = has_rows.get_mut(row.process) {
-            *has_rows = true;
-        }
-    }
+    let mut rows: Vec<TableRow> = rows.into_values().collect();
+    let with_rows: HashSet<usize> = rows.iter().map(|row| row.process).collect();
     for (process, Process { losses, .. }) in profile.processes.iter().enumerate() {
-        if !losses.is_none() && !has_rows[process] {
+        if !losses.is_none() && !with_rows.contains(&process) {
             let interval = losses.interval.max(profile.header.interval);
-            let (alloc, inuse, at_exit) = Default::default();
-            rows.push(TableRow { process, stack: None, interval, alloc, inuse, at_exit });
+            rows.push(TableRow { process, interval, ..TableRow::default() });
         }
     }
     rows

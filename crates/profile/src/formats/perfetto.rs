@@ -6,6 +6,7 @@
 use std::io;
 use std::time::UNIX_EPOCH;
 
+use indexmap::IndexMap;
 use prost::Message as _;
 
 use super::{FormatError, WriteOptions};
@@ -183,27 +184,22 @@ fn dumps(profile: &Profile, interned: &Interned, end_ns: u64) -> Vec<proto::Proc
             orig_sampling_interval_bytes: profile.header.interval,
         })
         .collect();
-    let mut sums: Vec<(usize, u32, [f64; 4])> = Vec::new();
-    let mut known = std::collections::HashMap::new();
+    let mut sums: IndexMap<(usize, u32), [f64; 4]> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         if row.key.process >= dumps.len() {
             continue;
         }
-        let index = *known.entry((row.key.process, stack)).or_insert_with(|| {
-            sums.push((row.key.process, stack, [0.0; 4]));
-            sums.len() - 1
-        });
-        for (sum, value) in sums[index].2.iter_mut().zip(Value::COLUMNS) {
+        for (sum, value) in sums.entry((row.key.process, stack)).or_default().iter_mut().zip(Value::COLUMNS) {
             *sum += value.of(row);
         }
     }
     let column = |value: usize| {
-        let column: Vec<f64> = sums.iter().map(|(_, _, values)| values[value]).collect();
+        let column: Vec<f64> = sums.values().map(|values| values[value]).collect();
         largest_remainder(&column)
     };
     let columns = [column(0), column(1), column(2), column(3)];
     let whole = |value: i64| u64::try_from(value).unwrap_or(0);
-    for (index, (process, stack, _)) in sums.iter().enumerate() {
+    for (index, (process, stack)) in sums.keys().enumerate() {
         let [alloc_objects, alloc, inuse_objects, inuse] = columns.each_ref().map(|column| column[index]);
         // Without frees, nothing is reported as freed.
         let freed = |alloc: i64, inuse: i64| if profile.knows_inuse(*process) { whole(alloc - inuse) } else { 0 };

@@ -45,7 +45,7 @@ pub struct Header {
     pub samples_known: bool,
     /// Whether the `offset_sum` of sums is known. It is in every recording, but not for samples from other profilers.
     pub offsets_known: bool,
-    /// The estimator of bytes: Horvitz–Thompson unless a report requested another.
+    /// The estimator of bytes: Horvitz–Thompson, except in files of older versions.
     pub estimator: Estimator,
     /// Whether probes were attached only in time windows for a part of the recording (older recordings). Figures of
     /// allocation are corrected for that, window by window. They have no interval, because it is unknown how windows

@@ -4,6 +4,10 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::units;
+
 /// The source of stacks that Go's runtime recorded ([`Stack::source`]).
 pub const GO_RUNTIME: &str = "go runtime";
 
@@ -123,11 +127,12 @@ impl SharedFrames {
 }
 
 /// A module: a mapped file, the vDSO, or a region of JIT code.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
     /// Path as the process saw it.
     pub path: Arc<str>,
     /// GNU build ID.
+    #[serde(default, serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub build_id: Option<Vec<u8>>,
     /// Start address of its executable mapping in the first process that had it.
     pub start: u64,
@@ -136,7 +141,17 @@ pub struct Module {
     /// File offset of that mapping.
     pub file_offset: u64,
     /// Why its functions have no names; `None` if all have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Arc<str>>,
+}
+
+fn as_hex<S: Serializer>(id: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+    id.as_deref().map(units::hex).serialize(serializer)
+}
+
+/// Something else is no build ID, and no reason to reject a file.
+fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u8>>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.as_deref().and_then(units::parse_hex))
 }
 
 #[cfg(test)]

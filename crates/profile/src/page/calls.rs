@@ -1,9 +1,9 @@
 //! Stacks of a page, encoded compactly: each text and each frame once, and of each stack only the part that differs
 //! from the previous stack.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use indexmap::IndexSet;
 use serde::Serialize;
 
 use crate::model::{Frame, Profile};
@@ -52,12 +52,12 @@ pub(super) struct Frames {
 /// Texts, functions and frames of a page, each once.
 #[derive(Default)]
 pub(super) struct Names {
-    pub(super) strings: Vec<String>,
+    pub(super) strings: IndexSet<String>,
     pub(super) functions: Functions,
     pub(super) frames: Frames,
-    by_text: HashMap<String, u32>,
-    by_function: HashMap<u32, u32>,
-    by_call: HashMap<Call, u32>,
+    /// Names of functions, as numbers of texts.
+    named: IndexSet<u32>,
+    calls: IndexSet<Call>,
     /// A hash of each function that is the same in other recordings.
     hashes: Vec<u64>,
 }
@@ -70,28 +70,20 @@ impl Names {
     }
 
     pub(super) fn text(&mut self, text: &str) -> u32 {
-        if let Some(&id) = self.by_text.get(text) {
-            return id;
-        }
-        let id = self.strings.len() as u32;
-        self.strings.push(text.to_owned());
-        self.by_text.insert(text.to_owned(), id);
-        id
+        self.strings.get_index_of(text).unwrap_or_else(|| self.strings.insert_full(text.to_owned()).0) as u32
     }
 
     fn function(&mut self, name: &str, is_named: bool) -> u32 {
         let text = self.text(name);
-        if let Some(&id) = self.by_function.get(&text) {
-            return id;
+        let (id, is_new) = self.named.insert_full(text);
+        if is_new {
+            let short = if is_named { self.text(&short_function(name)) } else { text };
+            self.functions.name.push(text);
+            self.functions.short.push(short);
+            self.functions.allocator.push(u8::from(is_named && is_allocator_function(name)));
+            self.hashes.push(hash(name.as_bytes()));
         }
-        let short = if is_named { self.text(&short_function(name)) } else { text };
-        let id = self.hashes.len() as u32;
-        self.functions.name.push(text);
-        self.functions.short.push(short);
-        self.functions.allocator.push(u8::from(is_named && is_allocator_function(name)));
-        self.hashes.push(hash(name.as_bytes()));
-        self.by_function.insert(text, id);
-        id
+        id as u32
     }
 
     /// The number of a call.
@@ -103,9 +95,8 @@ impl Names {
             module: self.text(base_name(place.module)),
             inlined: place.inlined,
         };
-        let next = self.by_call.len() as u32;
-        let id = *self.by_call.entry(call).or_insert(next);
-        if id == next {
+        let (id, is_new) = self.calls.insert_full(call);
+        if is_new {
             self.frames.function.push(call.function);
             self.frames.file.push(call.file);
             self.frames.line.push(call.line);
@@ -114,7 +105,7 @@ impl Names {
             let function = if is_named { name } else { "" };
             self.frames.rank.push(FrameRules::standard().origin_of(function, place.module, place.file).rank());
         }
-        id
+        id as u32
     }
 
     /// The number of a frame of a profile.

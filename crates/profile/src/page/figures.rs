@@ -268,6 +268,13 @@ mod tests {
         });
     }
 
+    /// The page computes the ids of the boxes that it asks for.
+    #[test]
+    fn the_page_sums_the_same_bits() {
+        let page = include_str!("../../../../web/src/doc.ts");
+        assert!(page.contains(&format!("sheet.id[stack] % 2 ** {ID_BITS})")), "web/src/doc.ts");
+    }
+
     #[test]
     fn boxes_with_equal_sums_have_no_interval() {
         with_stacks(|profile, mut layout, stacks| {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::calls::{Chain, Frames, Functions, Names, Place, Stacks};
-use crate::diff::{Change, Diff, DiffOptions, diff};
+use crate::diff::{Change, Diff, DiffFrame, DiffOptions, diff};
 use crate::group::GroupBy;
 use crate::model::Profile;
 use crate::units;
@@ -28,7 +28,7 @@ pub struct GrowthData {
 }
 
 /// The change of one stack, in bytes.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Row {
     /// Estimate, low, high.
     before: [Option<f64>; 3],
@@ -69,20 +69,20 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
                 groups.push(stack.group.clone());
                 groups.len() - 1
             });
-            let frames = stack.frames.iter().rev().map(|frame| {
+            let frames = stack.frames.iter().rev().map(|DiffFrame { frame, name, .. }| {
                 let place = Place {
                     file: frame.file.as_deref().unwrap_or(""),
                     line: frame.line.unwrap_or(0),
                     module: frame.module.as_deref().unwrap_or(""),
                     inlined: frame.inlined,
                 };
-                names.call(frame.function.as_deref().unwrap_or(&frame.name), frame.function.is_some(), &place)
+                names.call(frame.function.as_deref().unwrap_or(name), frame.function.is_some(), &place)
             });
             Chain { group: group as u32, cut: 0, frames: frames.collect() }
         })
         .collect();
     let (columns, order) = Stacks::new(&names, &chains, &groups);
-    let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_else(Row::none);
+    let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_default();
     // A single test needs no multiple-testing correction.
     total.significant = total.q.is_some_and(|p| p <= false_discovery_rate);
     GrowthData {
@@ -94,15 +94,9 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         notes,
         groups,
         rows: order.iter().map(|&index| Row::of(&stacks[index].figures)).collect(),
-        strings: names.strings,
+        strings: names.strings.into_iter().collect(),
         functions: names.functions,
         frames: names.frames,
         stacks: columns,
-    }
-}
-
-impl Row {
-    const fn none() -> Self {
-        Self { before: [None; 3], after: [None; 3], change: [None; 3], q: None, significant: false }
     }
 }

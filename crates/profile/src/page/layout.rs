@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use indexmap::IndexSet;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -82,7 +83,7 @@ impl Layout {
         (0..).zip(&order).for_each(|(place, &chain)| place_of[numbers[chain]] = Some(place));
         Self {
             left_out,
-            strings: raw(&names.strings),
+            strings: raw(&names.strings.iter().collect::<Vec<_>>()),
             functions: raw(&names.functions),
             frames: raw(&names.frames),
             stacks: raw(&stacks),
@@ -92,7 +93,7 @@ impl Layout {
                 processes: group_names(profile, by),
                 modules: profile.modules.clone(),
             },
-            groups: groups.names,
+            groups: groups.names.into_iter().collect(),
             group_of_row,
             place_of_row: of_row.iter().map(|&chain| place_of[chain as usize]).collect(),
             paths: order.iter().map(|&chain| names.paths(&chains[chain])).collect(),
@@ -168,19 +169,18 @@ pub(super) struct GroupNames<'a> {
     by: GroupBy,
     shown: Groups<'a>,
     same: Groups<'a>,
-    pub(super) names: Vec<String>,
+    pub(super) names: IndexSet<String>,
     /// Names that stay the same in other recordings.
     pub(super) comparable: Vec<String>,
-    by_name: HashMap<String, u32>,
     /// The previous process, and the number of its group.
     last: Option<(usize, u32)>,
 }
 
 impl<'a> GroupNames<'a> {
     pub(super) fn new(profile: &'a Profile, by: GroupBy) -> Self {
-        let (names, comparable, by_name, last) = Default::default();
+        let (names, comparable, last) = Default::default();
         let (shown, same) = (Groups::new(profile, by), Groups::comparable(profile, by));
-        Self { by, shown, same, names, comparable, by_name, last }
+        Self { by, shown, same, names, comparable, last }
     }
 
     /// The number of a row's group.
@@ -190,19 +190,12 @@ impl<'a> GroupNames<'a> {
         {
             return id;
         }
-        let name = self.shown.name(row);
-        let id = match self.by_name.get(&*name) {
-            Some(&id) => id,
-            None => {
-                let id = self.names.len() as u32;
-                self.names.push(name.to_string());
-                self.comparable.push(self.same.name(row).into_owned());
-                self.by_name.insert(name.into_owned(), id);
-                id
-            }
-        };
-        self.last = Some((row.key.process, id));
-        id
+        let (id, is_new) = self.names.insert_full(self.shown.name(row).into_owned());
+        if is_new {
+            self.comparable.push(self.same.name(row).into_owned());
+        }
+        self.last = Some((row.key.process, id as u32));
+        id as u32
     }
 }
 

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use self::figures::{Boxes, Column, Figure};
 pub use self::growth::{GrowthData, growth_data};
@@ -64,7 +64,7 @@ pub struct PageData {
     remarks: Vec<String>,
     counters: std::collections::BTreeMap<String, u64>,
     #[serde(flatten)]
-    layout: SharedLayout,
+    layout: Arc<Layout>,
     /// One column per value.
     columns: Vec<Column>,
     sizes: Sizes,
@@ -72,18 +72,10 @@ pub struct PageData {
     boxes: Boxes,
 }
 
-struct SharedLayout(Arc<Layout>);
-
-impl Serialize for SharedLayout {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
-    }
-}
-
 impl PageData {
     /// The layout of the stacks, to be reused for the next page of the same recording.
     pub const fn layout(&self) -> &Arc<Layout> {
-        &self.layout.0
+        &self.layout
     }
 }
 
@@ -100,22 +92,7 @@ struct Group {
     name: String,
     processes: u64,
     totals: Vec<Figure>,
-    resident: Option<ResidentEntry>,
-}
-
-/// How the resident memory of a program or process is used.
-#[derive(Serialize)]
-struct ResidentEntry {
-    bytes: u64,
-    growth_per_minute: Option<i64>,
-    parts: String,
-    heap: String,
-}
-
-impl From<ResidentText> for ResidentEntry {
-    fn from(ResidentText { bytes, growth_per_minute, parts, heap, .. }: ResidentText) -> Self {
-        Self { bytes, growth_per_minute, parts, heap }
-    }
+    resident: Option<ResidentText>,
 }
 
 #[derive(Serialize)]
@@ -131,7 +108,7 @@ struct ProcessEntry {
     not_hooked: usize,
     allocators: Vec<String>,
     totals: Vec<Figure>,
-    resident: Option<ResidentEntry>,
+    resident: Option<ResidentText>,
 }
 
 /// Sizes of sampled blocks, by stack.
@@ -233,7 +210,7 @@ pub fn next_page_data(
         sizes: Sizes::of(&pools),
         lifetimes: lifetimes(&stacks, shown),
         boxes,
-        layout: SharedLayout(layout),
+        layout,
     }
 }
 
@@ -272,14 +249,11 @@ fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], con
 }
 
 /// How the memory of each group is used, by group name. Threads have no memory of their own.
-fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMap<String, ResidentEntry> {
+fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMap<String, ResidentText> {
     if by == GroupBy::Thread {
         return HashMap::new();
     }
-    resident_texts(profile, by, confidence)
-        .into_iter()
-        .map(|mut it| (std::mem::take(&mut it.name), it.into()))
-        .collect()
+    resident_texts(profile, by, confidence).into_iter().map(|it| (it.name.clone(), it)).collect()
 }
 
 /// The largest processes.
@@ -298,7 +272,7 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
     let resident = resident_texts(profile, GroupBy::Process, confidence);
     let (counted, idle): (Vec<_>, Vec<_>) = resident.into_iter().partition(|it| it.idle.is_empty());
     let by_number = |texts: Vec<ResidentText>, number: fn(&ResidentText) -> Option<usize>| -> HashMap<_, _> {
-        texts.into_iter().filter_map(|it| Some((number(&it)?, ResidentEntry::from(it)))).collect()
+        texts.into_iter().filter_map(|it| Some((number(&it)?, it))).collect()
     };
     let mut resident = by_number(counted, |it| it.processes.first().copied());
     let mut idle_resident = by_number(idle, |it| it.idle.first().copied());

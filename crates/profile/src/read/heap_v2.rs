@@ -150,15 +150,9 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
     } else if found.iter().all(|(_, line)| line.inuse == (0, 0)) {
         notes.push("no stack has blocks in use: if frees were not tracked, memory in use is not known".into());
     }
-    Profile {
-        header: Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) },
-        processes: vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }],
-        idle: Vec::new(),
-        rows,
-        modules,
-        counters: Default::default(),
-        notes,
-    }
+    let header = Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) };
+    let processes = vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }];
+    Profile { processes, rows, modules, notes, ..Profile::new(header) }
 }
 
 fn unbiased((objects, bytes): (u64, u64), interval: Option<u64>) -> SampleSums {

@@ -258,16 +258,8 @@ impl<'a> Reader<'a> {
         let mut others: Vec<String> = comments.losses.drain().map(|(_, (_, _, line))| line).collect();
         others.sort_unstable();
         comments.notes.append(&mut others);
-        let header = self.header(&mut comments);
-        Ok(Profile {
-            header: Header { live, samples_known, ..header },
-            processes,
-            idle: Vec::new(),
-            rows,
-            modules,
-            counters: Default::default(),
-            notes: comments.notes,
-        })
+        let header = Header { live, samples_known, ..self.header(&mut comments) };
+        Ok(Profile { processes, rows, modules, notes: comments.notes, ..Profile::new(header) })
     }
 
     /// Adds a note about the parts of our own profile that a newer version may have added.

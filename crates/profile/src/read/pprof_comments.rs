@@ -30,6 +30,7 @@ pub(super) const OUR_COMMENT: &str = "heapbpf ";
 const UNREAD: [&str; 3] = ["interval=", "probes in ", ALL_PROCESSES];
 
 /// The contents of our comments.
+#[derive(Default)]
 pub(super) struct Comments {
     pub(super) version: String,
     pub(super) host: String,
@@ -51,20 +52,7 @@ pub(super) struct Comments {
 
 impl Comments {
     pub(super) fn new(head: &proto::Profile) -> Self {
-        let mut comments = Self {
-            version: String::new(),
-            host: String::new(),
-            unwind: String::new(),
-            criterion: Criterion::Bytes,
-            time: None,
-            unread: None,
-            ended_apart: false,
-            notes: Vec::new(),
-            not_understood: BTreeSet::new(),
-            unnamed: HashMap::new(),
-            processes: HashMap::new(),
-            losses: HashMap::new(),
-        };
+        let mut comments = Self::default();
         for &comment in head.comment.iter().take(MOST_COMMENTS) {
             let comment = text(head, comment);
             let comment = &comment[..comment.floor_char_boundary(LONGEST_COMMENT)];

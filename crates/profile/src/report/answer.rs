@@ -1,7 +1,7 @@
 //! The answer at the top of a report about one process, after the totals and their error bars: where memory is used,
 //! whether it grows, what was missed, and what to do next.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use super::chain::Call;
 use super::stacks::{Group, groups, judged_groups};
@@ -13,6 +13,7 @@ use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
+use indexmap::IndexMap;
 use serde::Serialize;
 
 /// Maximum number of places named; each needs at least this share.
@@ -85,19 +86,14 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
         return Vec::new();
     }
     // The groups are sorted, so the first place found for a function is the one of its largest stack.
-    let mut functions: Vec<(String, String, f64)> = Vec::new();
-    let mut known: HashMap<String, usize> = HashMap::new();
+    let mut functions: IndexMap<String, (String, f64)> = IndexMap::new();
     for group in groups {
         let Some((Call { name, place, .. }, _)) = group.chain(context).into_iter().next() else { continue };
-        let index = *known.entry(name.clone()).or_insert_with(|| {
-            functions.push((name, place, 0.0));
-            functions.len() - 1
-        });
-        functions[index].2 += group.pool.total(context.sort);
+        functions.entry(name).or_insert((place, 0.0)).1 += group.pool.total(context.sort);
     }
-    functions.sort_by(|a, b| b.2.total_cmp(&a.2));
-    let large = functions.into_iter().take(PLACES).filter(|(_, _, of)| of / total >= LEAST_SHARE);
-    let text = |(name, place, of): (String, String, f64)| {
+    functions.sort_by(|_, a, _, b| b.1.total_cmp(&a.1));
+    let large = functions.into_iter().take(PLACES).filter(|(_, (_, of))| of / total >= LEAST_SHARE);
+    let text = |(name, (place, of)): (String, (String, f64))| {
         let at = if place.is_empty() { String::new() } else { format!(" {place}") };
         format!("{} {}", clip(&format!("{name}{at}"), context.width / 2), units::share(of / total))
     };

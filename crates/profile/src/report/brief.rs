@@ -1,7 +1,7 @@
 //! The default report, which fits on one screen: totals with error bars, what grows, what was missed, the next step,
 //! the largest processes and the program's largest functions. `--details` shows the rest.
 
-use std::collections::HashMap;
+use indexmap::IndexMap;
 
 use super::figures::FigureTable;
 use super::stacks::{Group, groups};
@@ -66,17 +66,15 @@ struct Function {
 
 /// Groups the stacks by their titles, largest first.
 fn by_title(context: &Context, groups: &[Group]) -> Vec<Function> {
-    let mut functions: Vec<Function> = Vec::new();
-    let mut known: HashMap<(String, String), usize> = HashMap::new();
+    let mut functions: IndexMap<(String, String), Function> = IndexMap::new();
     for group in groups {
         let title = title(context, group);
-        let key = (group.name.clone().into_owned(), title.0.clone());
-        let index = *known.entry(key).or_insert_with(|| {
-            functions.push(Function { program: group.name.clone().into_owned(), title, pool: Pool::default() });
-            functions.len() - 1
-        });
-        group.rows.iter().for_each(|row| functions[index].pool.add(row));
+        let program = group.name.clone().into_owned();
+        let function = functions.entry((program.clone(), title.0.clone()));
+        let function = function.or_insert_with(|| Function { program, title, pool: Pool::default() });
+        group.rows.iter().for_each(|row| function.pool.add(row));
     }
+    let mut functions: Vec<Function> = functions.into_values().collect();
     functions.iter_mut().for_each(|function| function.pool.allow_for(&context.intervals));
     functions.sort_by(|a, b| b.pool.total(context.sort).total_cmp(&a.pool.total(context.sort)));
     functions

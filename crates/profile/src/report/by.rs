@@ -1,9 +1,8 @@
 //! Tables by something other than the stack: function, source file, module, program, size or thread.
 
-use std::collections::HashMap;
 use std::str::FromStr;
 
-use thiserror::Error;
+use indexmap::{IndexMap, IndexSet};
 
 use super::Context;
 use super::chain::FrameView;
@@ -74,16 +73,13 @@ impl By {
     }
 }
 
-/// Error: no table has this name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no table by {0:?}: choose stack, function, file, module, program, size or thread")]
-pub struct UnknownTable(String);
-
 impl FromStr for By {
-    type Err = UnknownTable;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, UnknownTable> {
-        Self::ALL.into_iter().find(|by| by.name() == name).ok_or_else(|| UnknownTable(name.into()))
+    fn from_str(name: &str) -> Result<Self, String> {
+        let choices = "stack, function, file, module, program, size or thread";
+        let found = Self::ALL.into_iter().find(|by| by.name() == name);
+        found.ok_or_else(|| format!("no table by {name:?}: choose {choices}"))
     }
 }
 
@@ -152,6 +148,7 @@ pub(super) fn entries(context: &Context, by: By) -> Vec<Entry> {
 }
 
 /// A row of the table.
+#[derive(Default)]
 pub(super) struct Entry {
     pub(super) name: String,
     /// All samples that belong to the row.
@@ -178,10 +175,11 @@ fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String 
 /// Entries by frame, sorted by what is allocated through them.
 fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     let interned = Interned::new(context.profile);
-    let mut entries = Entries::default();
+    let mut names = IndexSet::new();
     let view = context.options.frames;
     let entry_of_frame: Vec<usize> =
-        interned.frames.iter().map(|frame| entries.index(name_of(context.profile, by, view, frame))).collect();
+        interned.frames.iter().map(|frame| names.insert_full(name_of(context.profile, by, view, frame)).0).collect();
+    let mut entries: Vec<Entry> = names.into_iter().map(|name| Entry { name, ..Entry::default() }).collect();
     let of_stack: Vec<(Vec<usize>, Option<usize>)> = shown_frames(context, &interned, view)
         .into_iter()
         .map(|frames| {
@@ -196,49 +194,34 @@ fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     for (row, &stack) in context.profile.rows.iter().zip(&interned.stack_of_row) {
         let (through, innermost) = &of_stack[stack as usize];
         for &entry in through {
-            entries.list[entry].pool.add(row);
+            entries[entry].pool.add(row);
         }
         if let Some(entry) = *innermost {
-            entries.list[entry].itself += context.sort.of(row);
+            entries[entry].itself += context.sort.of(row);
         }
     }
-    entries.sorted(context)
+    sorted(context, entries)
 }
 
 /// Entries of whole rows, the largest first.
 fn of_rows(context: &Context, by: By) -> Vec<Entry> {
     let groups = Groups::new(context.profile, if by == By::Thread { GroupBy::Thread } else { GroupBy::Program });
-    let mut entries = Entries::default();
+    let mut entries: IndexMap<String, Entry> = IndexMap::new();
     for row in &context.profile.rows {
         let sizes = (by == By::Size).then(|| Sizes::of(row));
-        let index = entries.index(sizes.map_or_else(|| groups.name(row).into_owned(), |sizes| sizes.to_string()));
-        entries.list[index].pool.add(row);
-        entries.list[index].sizes = sizes;
+        let name = sizes.map_or_else(|| groups.name(row).into_owned(), |sizes| sizes.to_string());
+        let entry = entries.entry(name);
+        let entry = entry.or_insert_with_key(|name| Entry { name: name.clone(), ..Entry::default() });
+        entry.pool.add(row);
+        entry.sizes = sizes;
     }
-    entries.sorted(context)
+    sorted(context, entries.into_values().collect())
 }
 
-#[derive(Default)]
-struct Entries {
-    list: Vec<Entry>,
-    numbers: HashMap<String, usize>,
-}
-
-impl Entries {
-    fn index(&mut self, name: String) -> usize {
-        let list = &mut self.list;
-        *self.numbers.entry(name).or_insert_with_key(|name| {
-            list.push(Entry { name: name.clone(), pool: Pool::default(), itself: 0.0, sizes: None });
-            list.len() - 1
-        })
-    }
-
-    fn sorted(self, context: &Context) -> Vec<Entry> {
-        let mut list = self.list;
-        list.retain(|entry| entry.pool.sums(context.sort).next().is_some());
-        list.iter_mut().for_each(|entry| entry.pool.allow_for(&context.intervals));
-        let size = |entry: &Entry| entry.pool.total(context.sort);
-        list.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
-        list
-    }
+fn sorted(context: &Context, mut list: Vec<Entry>) -> Vec<Entry> {
+    list.retain(|entry| entry.pool.sums(context.sort).next().is_some());
+    list.iter_mut().for_each(|entry| entry.pool.allow_for(&context.intervals));
+    let size = |entry: &Entry| entry.pool.total(context.sort);
+    list.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
+    list
 }

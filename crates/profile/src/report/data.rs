@@ -59,7 +59,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
     header.extend(table.more.iter().map(|name| (*name).to_owned()));
     writer.write_record(&header)?;
     for row in &table.rows {
-        let mut record: Vec<String> = row.keys.iter().map(Cell::text).collect();
+        let mut record: Vec<String> = row.keys.iter().map(text).collect();
         record.extend([row.pool.samples(Value::AllocSpace), row.pool.incomplete_samples()].map(|n| n.to_string()));
         for &value in Value::shown_of(profile) {
             if !row.pool.knows(profile, value) {
@@ -70,7 +70,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
             let end = |end: Option<f64>| end.map_or_else(String::new, |end| format!("{end:.0}"));
             record.extend([format!("{:.0}", estimate.estimate), end(estimate.low), end(estimate.high)]);
         }
-        record.extend(row.more.iter().map(Cell::text));
+        record.extend(row.more.iter().map(text));
         writer.write_record(&record)?;
     }
     writer.into_inner().map_err(|error| DataError::Csv(error.into_error().into()))
@@ -105,52 +105,33 @@ struct Table {
     rows: Vec<Row>,
 }
 
+/// A row, with the cells around its figures.
 struct Row {
-    keys: Vec<Cell>,
+    keys: Vec<Json>,
     pool: Pool,
-    more: Vec<Cell>,
+    more: Vec<Json>,
 }
 
-/// A cell that is not an estimate.
-enum Cell {
-    Text(String),
-    Frames(Vec<String>),
-    Count(u64),
-    Number(f64),
-    Nothing,
-}
-
-impl Cell {
-    fn text(&self) -> String {
-        match self {
-            Self::Text(text) => escaped(text).into_owned(),
-            // Outermost to innermost, as in folded stacks.
-            Self::Frames(calls) => {
-                let calls = calls.iter().rev().map(|call| escaped(call).replace(';', ":"));
-                calls.collect::<Vec<_>>().join(";")
-            }
-            Self::Count(count) => count.to_string(),
-            Self::Number(number) => number.to_string(),
-            Self::Nothing => String::new(),
+/// A cell of CSV.
+fn text(cell: &Json) -> String {
+    match cell {
+        Json::String(text) => escaped(text).into_owned(),
+        // Calls from the outermost to the innermost, as in folded stacks.
+        Json::Array(calls) => {
+            let calls = calls.iter().rev().map(|call| escaped(call.as_str().unwrap_or_default()).replace(';', ":"));
+            calls.collect::<Vec<_>>().join(";")
         }
-    }
-
-    fn json(&self) -> Json {
-        match self {
-            Self::Text(text) => json!(text),
-            Self::Frames(calls) => json!(calls),
-            Self::Count(count) => json!(count),
-            Self::Number(number) => json!(number),
-            Self::Nothing => Json::Null,
-        }
+        Json::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
+        Json::Null => String::new(),
+        other => other.to_string(),
     }
 }
 
 impl Row {
     fn json(&self, context: &Context, table: &Table) -> Json {
         let mut object = Map::new();
-        let named = |names: &[&'static str], cells: &[Cell]| -> Vec<(String, Json)> {
-            names.iter().zip(cells).map(|(name, cell)| ((*name).to_owned(), cell.json())).collect()
+        let named = |names: &[&'static str], cells: &[Json]| -> Vec<(String, Json)> {
+            names.iter().zip(cells).map(|(name, cell)| ((*name).to_owned(), cell.clone())).collect()
         };
         object.extend(named(&table.keys, &self.keys));
         object.insert("samples".into(), json!(self.pool.samples(Value::AllocSpace)));
@@ -176,21 +157,17 @@ fn table(context: &Context) -> Table {
 
 fn of_entries(context: &Context, by: By) -> Table {
     let more = if by.is_of_frames() { vec!["self"] } else { Vec::new() };
-    let row = |entry: by::Entry| {
-        let itself = Cell::Number(entry.itself.round());
-        Row {
-            keys: vec![Cell::Text(entry.name)],
-            pool: entry.pool,
-            more: if by.is_of_frames() { vec![itself] } else { Vec::new() },
-        }
+    let row = |entry: by::Entry| Row {
+        keys: vec![json!(entry.name)],
+        pool: entry.pool,
+        more: if by.is_of_frames() { vec![json!(entry.itself.round())] } else { Vec::new() },
     };
     Table { keys: vec![by.name()], more, rows: by::entries(context, by).into_iter().map(row).collect() }
 }
 
-fn stack_keys(context: &Context, group: &Group) -> Vec<Cell> {
-    let calls = group.chain(context).into_iter().map(|(call, _)| call.name).collect();
-    let cut = group.cut.as_deref().map_or(Cell::Nothing, |cut| Cell::Text(cut.to_owned()));
-    vec![Cell::Text(group.name.clone().into_owned()), Cell::Frames(calls), cut]
+fn stack_keys(context: &Context, group: &Group) -> Vec<Json> {
+    let calls: Vec<String> = group.chain(context).into_iter().map(|(call, _)| call.name).collect();
+    vec![json!(group.name), json!(calls), json!(group.cut)]
 }
 
 const STACK_KEYS: [&str; 3] = ["group", "stack", "incomplete"];
@@ -209,23 +186,25 @@ fn of_tree(context: &Context, tree: &Tree) -> Table {
     while let Some((node, depth, parent)) = open.pop() {
         let number = rows.len();
         let Node { name, pool, children } = &nodes[node];
-        let parent = parent.map_or(Cell::Nothing, |parent| Cell::Count(parent as u64));
-        let keys = vec![Cell::Count(number as u64), parent, Cell::Count(depth), Cell::Text(name.clone())];
+        let keys = vec![json!(number), json!(parent), json!(depth), json!(name)];
         rows.push(Row { keys, pool: pool.clone(), more: Vec::new() });
         open.extend(children.iter().rev().map(|&child| (child, depth + 1, Some(number))));
     }
     Table { keys: vec!["row", "parent", "depth", "function"], more: Vec::new(), rows }
 }
 
+/// Columns of suspects after the figures.
+const OF_SUSPECTS: &str = "growth_per_second growth_low growth_high q_value usual_seconds freed beyond_seconds older \
+    freed_beyond expected_beyond";
+
 fn of_suspects(context: &Context) -> Table {
     let groups = judged_groups(context);
     let found = suspects::find(context, &groups);
     let keys = |why: &str, group: &Group| {
-        let mut keys = vec![Cell::Text(why.to_owned())];
+        let mut keys = vec![json!(why)];
         keys.extend(stack_keys(context, group));
         keys
     };
-    let number = |value: Option<f64>| value.map_or(Cell::Nothing, Cell::Number);
     let suspect = |suspect: &Suspect| {
         let first = suspect.stacks.first()?;
         let mut pool = Pool::default();
@@ -233,38 +212,27 @@ fn of_suspects(context: &Context) -> Table {
         pool.allow_for(&context.intervals);
         let per_second = suspect.grown.map(|grown| grown.per_second);
         let mut more = vec![
-            number(per_second.map(|it| it.estimate)),
-            number(per_second.and_then(|it| it.low)),
-            number(per_second.and_then(|it| it.high)),
+            json!(per_second.map(|it| it.estimate)),
+            json!(per_second.and_then(|it| it.low)),
+            json!(per_second.and_then(|it| it.high)),
         ];
         more.extend(match &suspect.why {
             Why::Outlives { found, q_value } => [
-                Cell::Number(*q_value),
-                Cell::Number(found.usual_seconds),
-                Cell::Count(found.freed),
-                Cell::Number(found.beyond_seconds),
-                Cell::Count(found.older),
-                Cell::Count(found.freed_beyond),
-                Cell::Number(found.expected_beyond),
+                json!(q_value),
+                json!(found.usual_seconds),
+                json!(found.freed),
+                json!(found.beyond_seconds),
+                json!(found.older),
+                json!(found.freed_beyond),
+                json!(found.expected_beyond),
             ],
-            _ => std::array::from_fn(|_| Cell::Nothing),
+            _ => std::array::from_fn(|_| Json::Null),
         });
         Some(Row { keys: keys(suspect.why.name(), first), pool, more })
     };
     Table {
         keys: ["why"].into_iter().chain(STACK_KEYS).collect(),
-        more: vec![
-            "growth_per_second",
-            "growth_low",
-            "growth_high",
-            "q_value",
-            "usual_seconds",
-            "freed",
-            "beyond_seconds",
-            "older",
-            "freed_beyond",
-            "expected_beyond",
-        ],
+        more: OF_SUSPECTS.split(' ').collect(),
         rows: found.suspects.iter().filter_map(suspect).collect(),
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::Context;
 use crate::estimates::{Pool, SOME_NOT_FOLLOWED};
-use crate::model::Criterion;
 use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, wrap};
 use crate::units;
@@ -51,10 +50,6 @@ fn values(context: &Context) -> &'static [Value] {
     }
 }
 
-fn has_guaranteed(context: &Context, value: Value) -> bool {
-    context.options.guaranteed && value.is_bytes()
-}
-
 impl FigureTable {
     /// A table without rows. Its rows will be numbered.
     pub(super) fn new(context: &Context, more: &[Column]) -> Self {
@@ -83,9 +78,6 @@ impl FigureTable {
             };
             columns.push(Column::right(title, style).dispensable(rank));
             columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank + 1));
-            if has_guaranteed(context, value) {
-                columns.push(Column::left("GUARANTEED", Style::Dim).dispensable(rank));
-            }
         }
         columns.extend(more.iter().cloned());
         let name = more.iter().position(|column| column.style == Style::Name);
@@ -106,9 +98,6 @@ impl FigureTable {
             self.partial |= pool.is_partial(context.profile, value);
             self.reasons.extend(unbounded);
             cells.extend([figure, bounds]);
-            if has_guaranteed(context, value) {
-                cells.push(context.guaranteed(pool, value));
-            }
         }
         let name = self.name.and_then(|at| more.get(at)).filter(|_| pool.incomplete_share() > LEAST_INCOMPLETE);
         self.incomplete.extend(name.map(|name| (name.trim().to_owned(), pool.incomplete_share())));
@@ -131,10 +120,6 @@ impl FigureTable {
         if !self.reasons.is_empty() {
             let reasons: Vec<&str> = self.reasons.iter().copied().collect();
             notes.push(format!("~ no error bar: {}", reasons.join("; or: ")));
-        }
-        if context.options.guaranteed && context.profile.header.criterion == Criterion::Bytes {
-            let note = "GUARANTEED: from the offset of each sample in its block; coverage holds for every mix of sizes";
-            notes.push(note.to_owned());
         }
         if context.whole.incomplete_share() > LEAST_INCOMPLETE && !self.incomplete.is_empty() {
             let shown = self.incomplete.iter().take(MOST_INCOMPLETE);

@@ -29,8 +29,7 @@ pub struct StackFigures {
 /// The stacks of a report, sorted by its value, largest first. Stacks are distinguished by functions, with recursion
 /// folded, so that they can be matched with those of another recording.
 pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<StackFigures> {
-    let options = ReportOptions { fold_recursion: true, ..options.clone() };
-    let context = Context::new(profile, &options);
+    let context = Context::new(profile, options);
     let names = Groups::comparable(profile, context.group_by);
     let figures = |group: &super::stacks::Group| StackFigures {
         group: names.name(group.row).into_owned(),

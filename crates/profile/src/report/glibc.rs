@@ -80,7 +80,7 @@ fn recorded(context: &Context, entry: &Entry) -> Option<Recorded> {
     let is_followed = |&process: &usize| {
         profile.knows_inuse(process) && profile.processes.get(process).is_some_and(|it| it.is_followed_in_glibc())
     };
-    if entry.is_idle() || !entry.processes().iter().all(is_followed) {
+    if entry.is_idle() || !entry.processes.iter().all(is_followed) {
         return None;
     }
     entry.pool.recorded(profile, context.options.confidence)

@@ -26,24 +26,14 @@ pub(super) struct Entry {
     /// Its name.
     pub(super) name: String,
     /// Indices of its processes.
-    processes: Vec<usize>,
+    pub(super) processes: Vec<usize>,
     /// Indices of its idle processes in the list of idle ones.
-    idle: Vec<usize>,
+    pub(super) idle: Vec<usize>,
     /// The samples of all its rows.
     pub(super) pool: Pool,
 }
 
 impl Entry {
-    /// Indices of its processes.
-    pub(super) fn processes(&self) -> &[usize] {
-        &self.processes
-    }
-
-    /// Indices of its idle processes in the list of idle ones.
-    pub(super) fn idle(&self) -> &[usize] {
-        &self.idle
-    }
-
     /// Its processes, including idle ones.
     pub(super) fn members<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a Process> {
         let counted = self.processes.iter().map(|&process| &profile.processes[process]);

@@ -1,6 +1,8 @@
 //! Why a process is larger than its profile: its resident memory in parts that add up, and what is known about its
 //! heap.
 
+use serde::Serialize;
+
 use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
 use crate::estimates::NOT_COUNTED;
@@ -21,12 +23,16 @@ const PYTHONS: &str = "Python objects";
 pub(super) const TOGETHER: char = '\u{e000}';
 
 /// How the resident memory of a program or process is used.
+#[derive(Serialize)]
 pub struct ResidentText {
     /// Indices of its processes.
+    #[serde(skip)]
     pub processes: Vec<usize>,
     /// Indices of its idle processes in the list of idle ones.
+    #[serde(skip)]
     pub idle: Vec<usize>,
     /// Name of the program or process.
+    #[serde(skip)]
     pub name: String,
     /// Total in bytes.
     pub bytes: u64,
@@ -47,8 +53,8 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
         growth_per_minute: resident.growth_per_minute,
         parts: parts(&context, &entry, &resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
-        processes: entry.processes().to_vec(),
-        idle: entry.idle().to_vec(),
+        processes: entry.processes,
+        idle: entry.idle,
         name: entry.name,
     };
     measured(&context, by).into_iter().map(text).collect()
@@ -206,7 +212,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         let others = of_other_allocators(context, entry, resident);
         return others.map_or_else(|| NOT_COUNTED.into(), |others| format!("{NOT_COUNTED}; {others}"));
     }
-    let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+    let known = entry.processes.iter().all(|&process| profile.knows_inuse(process));
     if resident.is_before_end {
         return "how much of the heap was in use then is not known".into();
     }
@@ -217,14 +223,14 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         return "how much of the heap is in use is not known: only the kernel's sums were read".into();
     }
     // They are not in the heap, and allocators' own figures tell nothing about them.
-    if entry.pool.has_mapped() || entry.members(profile).any(Process::lacks_exact_mappings) {
+    if entry.pool.has_mapped || entry.members(profile).any(Process::lacks_exact_mappings) {
         return "how much of the heap is in use is not known: mappings (--mmap) are recorded with it".into();
     }
     // Some blocks in use may have been allocated unobserved.
     let had_gap = |process: usize| {
         profile.processes.get(process).is_some_and(|process| process.inuse_since.is_some() || process.was_unseen())
     };
-    let has_gap = entry.processes().iter().any(|&process| had_gap(process));
+    let has_gap = entry.processes.iter().any(|&process| had_gap(process));
     let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
     let pool = entry.pool.without_go();
     let estimate = |value| pool.estimate(profile, value, context.options.confidence);

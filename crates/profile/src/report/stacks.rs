@@ -1,7 +1,9 @@
 //! The table of top stacks.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+
+use indexmap::{IndexMap, IndexSet};
 
 use super::Context;
 use super::chain::{self, Call, Chain, FrameView};
@@ -91,23 +93,14 @@ pub(super) struct Group<'a> {
 impl Group<'_> {
     pub(super) fn chain(&self, context: &Context) -> Chain {
         let calls = context.options.frames.calls(context.profile, &self.row.key.stack, &self.shown);
-        if !context.options.fold_recursion {
-            return calls.into_iter().map(|call| (call, false)).collect();
-        }
         // Recursion is detected by function; the first location is shown.
-        let folded = chain::fold_recursion(ByName::all(&calls));
+        let folded = chain::fold_recursion(calls.iter().map(ByName));
         folded.into_iter().map(|(item, repeated)| (item.0.clone(), repeated)).collect()
     }
 }
 
 #[derive(Clone, Copy)]
 struct ByName<'a>(&'a Call);
-
-impl<'a> ByName<'a> {
-    fn all(calls: &'a [Call]) -> impl Iterator<Item = Self> {
-        calls.iter().map(Self)
-    }
-}
 
 impl PartialEq for ByName<'_> {
     fn eq(&self, other: &Self) -> bool {
@@ -121,28 +114,22 @@ type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 /// What distinguishes stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StackKeyKind {
-    /// Their calls, including source lines.
+    /// Their calls with recursion folded, including source lines. Lines of functions that recurse anywhere in the
+    /// profile do not count, because a recursion may end at any of these lines.
     Calls,
-    /// Their calls with recursion folded. Source lines of functions that recurse anywhere in the profile do not count,
-    /// because a recursion may end at any of these lines.
-    FoldedCalls,
     /// Function names, with recursion folded.
     Functions,
 }
 
 /// Groups of rows according to the options, largest first.
 pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
-    groups_by(context, how(context), context.options.frames)
+    groups_by(context, StackKeyKind::Calls, context.options.frames)
 }
 
 /// Groups of rows by all their frames, including hidden ones, so that one leaking stack is not averaged away among
 /// others.
 pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
-    groups_by(context, how(context), FrameView { all_frames: true, ..context.options.frames })
-}
-
-fn how(context: &Context) -> StackKeyKind {
-    if context.options.fold_recursion { StackKeyKind::FoldedCalls } else { StackKeyKind::Calls }
+    groups_by(context, StackKeyKind::Calls, FrameView { all_frames: true, ..context.options.frames })
 }
 
 /// The key of each stack of the profile. Stacks with equal keys are merged.
@@ -152,29 +139,21 @@ fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown:
     let frames = |stack: u32| shown[stack as usize].iter().map(|&frame| frame as usize);
     let stacks = 0..interned.stacks.len() as u32;
     let mut recursive: HashSet<&str> = HashSet::new();
-    if kind == StackKeyKind::FoldedCalls {
+    if kind == StackKeyKind::Calls {
         let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| &*calls[at].name)));
         recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(name, _)| name));
     }
-    let mut ids: HashMap<(&str, &str), u32> = HashMap::new();
+    let mut ids: IndexSet<(&str, &str)> = IndexSet::new();
     let id_of_frame: Vec<u32> = calls
         .iter()
         .map(|call| {
-            let has_place = match kind {
-                StackKeyKind::Calls => true,
-                StackKeyKind::FoldedCalls => !recursive.contains(call.name.as_str()),
-                StackKeyKind::Functions => false,
-            };
-            let next = ids.len() as u32;
-            *ids.entry((&call.name, if has_place { &call.place } else { "" })).or_insert(next)
+            let has_place = kind == StackKeyKind::Calls && !recursive.contains(call.name.as_str());
+            ids.insert_full((&call.name, if has_place { &call.place } else { "" })).0 as u32
         })
         .collect();
     let key = |stack| {
         let ids = frames(stack).map(|at| id_of_frame[at]);
-        match kind {
-            StackKeyKind::Calls => ids.collect(),
-            _ => chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect(),
-        }
+        chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect()
     };
     stacks.map(key).collect()
 }
@@ -218,23 +197,21 @@ pub(super) fn groups_by<'a>(context: &'a Context, kind: StackKeyKind, view: Fram
         shown_frames(context, &interned, view)
     };
     let key_of_stack = stack_keys(context, &interned, kind, &judged);
-    let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
-    let mut groups: Vec<Group<'a>> = Vec::new();
+    let mut groups: IndexMap<GroupKey<'a, '_>, Group<'a>> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let name = groups_of.name(row);
         let cut = row.key.stack.cut.as_deref();
-        let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
+        let group = groups.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
             let (pool, alloc, lifetimes, rows) = Default::default();
             let shown = shown[stack as usize].clone();
-            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, shown, rows, lifetimes });
-            groups.len() - 1
+            Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, shown, rows, lifetimes }
         });
-        let group = &mut groups[index];
         group.pool.add(row);
         group.rows.push(row);
         group.alloc.add(&row.alloc);
         group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
+    let mut groups: Vec<Group<'a>> = groups.into_values().collect();
     if context.sort.is_at_exit() {
         groups.retain(|group| group.pool.total(context.sort) > 0.0);
     }
@@ -270,18 +247,18 @@ mod tests {
 
     #[test]
     fn call_sites_are_apart_unless_their_function_recurses() {
-        let stacks = |profile: &Profile, fold_recursion: bool| {
-            let text = report(profile, &ReportOptions { fold_recursion, ..ReportOptions::default() });
+        let stacks = |profile: &Profile| {
+            let text = report(profile, &ReportOptions::default());
             let heading = text.lines().find(|line| line.starts_with("By bytes")).expect("a table").to_owned();
             heading.split(" · ").nth(1).expect("how many").to_owned()
         };
         let profile = testing::small().only_process(0);
-        assert_eq!([true, false].map(|fold| stacks(&profile, fold)), ["all 2 stacks"; 2]);
+        assert_eq!(stacks(&profile), "all 2 stacks");
         for function in ["main", "grow"] {
             let sites = with_other_lines(0, function, 44);
-            assert_eq!([true, false].map(|fold| stacks(&sites, fold)), ["all 3 stacks"; 2], "{function}");
+            assert_eq!(stacks(&sites), "all 3 stacks", "{function}");
         }
         let deeper = with_other_lines(0, "parse_value", 44);
-        assert_eq!([true, false].map(|fold| stacks(&deeper, fold)), ["all 2 stacks", "all 3 stacks"]);
+        assert_eq!(stacks(&deeper), "all 2 stacks");
     }
 }

@@ -4,10 +4,9 @@
 //! Stacks are judged individually and then combined by function, so that a leak is not averaged away among the other
 //! stacks.
 
-use std::collections::HashMap;
-
 use heapbpf_statistics::growth::q_values;
 use heapbpf_statistics::outliving::{self, Octave, Outliving};
+use indexmap::IndexMap;
 
 use super::stacks::{Group, INDENT, judged_groups};
 use super::{Context, chain, plural};
@@ -184,20 +183,17 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> SuspectFin
 
 /// Combines stacks with the same title.
 fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<Suspect<'a>> {
-    let mut suspects: Vec<Suspect> = Vec::new();
-    let mut known: HashMap<(String, String), usize> = HashMap::new();
+    let mut suspects: IndexMap<(String, String), Suspect> = IndexMap::new();
     for (it, why) in suspected {
         let name = title(context, it.group);
-        let index = *known.entry((it.group.name.clone().into_owned(), name.clone())).or_insert_with(|| {
-            suspects.push(Suspect { name, stacks: Vec::new(), why: *why, grown: it.grown });
-            suspects.len() - 1
-        });
-        let suspect = &mut suspects[index];
+        let suspect = suspects.entry((it.group.name.clone().into_owned(), name.clone()));
+        let suspect = suspect.or_insert_with(|| Suspect { name, stacks: Vec::new(), why: *why, grown: it.grown });
         if !suspect.stacks.is_empty() {
             suspect.why.add(why);
         }
         suspect.stacks.push(it.group);
     }
+    let mut suspects: Vec<Suspect> = suspects.into_values().collect();
     for suspect in suspects.iter_mut().filter(|suspect| suspect.stacks.len() > 1) {
         let rows: Vec<&Row> = suspect.stacks.iter().flat_map(|group| group.rows.iter().copied()).collect();
         suspect.grown = growth(context.profile, &rows, context.options.confidence);

@@ -102,29 +102,6 @@ fn the_self_check_allows_for_chance_and_names_the_counter() {
     assert!(text.contains("+1.6 σ") && !text.contains(alarm), "{text}");
 }
 
-/// Guaranteed intervals are shown next to the usual ones only if they are requested.
-#[test]
-fn guaranteed_intervals_are_the_users() {
-    let mut profile = testing::small();
-    let with = |profile: &Profile, guaranteed| {
-        report(profile, &ReportOptions { guaranteed, width: 160, ..ReportOptions::default() })
-    };
-    assert!(!with(&profile, false).to_lowercase().contains("guaranteed"));
-    let text = with(&profile, true);
-    let stack = Pool::of(&profile.rows[..2]);
-    let ends = stack.guaranteed(&profile, Value::InuseSpace, 0.95).expect("bytes");
-    let unit = units::ByteUnit::of(stack.total(Value::InuseSpace));
-    assert!(text.contains("GUARANTEED") && text.contains(" guaranteed ["), "{text}");
-    let several = profile.rows.iter().any(|row| row.key.interval != profile.header.interval);
-    assert!(several && !text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))));
-    // With a single sampling interval, the ends of the stack's own interval are shown.
-    profile.rows.retain(|row| row.key.interval == profile.header.interval);
-    let text = with(&profile, true);
-    assert!(text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))), "{text}");
-    profile.header.criterion = Criterion::Allocations;
-    assert!(!with(&profile, true).contains("every mix of sizes"));
-}
-
 /// Rows are titled by functions of the program. What these called to allocate is one word, and all frames are available
 /// on request.
 #[test]

@@ -316,7 +316,7 @@ fn suspects_are_a_bounded_number_of_series() {
     all.push(Growing { per_second: None, ..growing("unknown", &[0]) });
     let mut metrics = Metrics::default();
     let mut text = |growing: &[Growing], visible: fn(&Process) -> bool| {
-        let suspects = Suspected::of(&profile, growing, visible);
+        let suspects = suspected(&profile, growing, visible);
         let serving = Serving { suspects, ..Serving::default() };
         metrics.write(&made(profile.clone(), vec![key(1, 0), key(2, 0)]), &[&Filter::default()], serving)
     };

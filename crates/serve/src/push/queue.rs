@@ -94,7 +94,7 @@ impl Store {
     fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
         let (most, place, remedy) = match self {
             Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool DIR keeps more on disk"),
-            Self::Disk(spool) => (spool.most_bytes(), "the spool", "raise --spool-bytes"),
+            Self::Disk(spool) => (spool.most_bytes, "the spool", "raise --spool-bytes"),
         };
         let most = units::bytes(most as f64);
         match pushed {

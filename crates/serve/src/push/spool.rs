@@ -75,7 +75,8 @@ pub struct Spool {
     open: File,
     /// The directory, by its descriptor.
     pub(super) dir: PathBuf,
-    most_bytes: u64,
+    /// Maximum number of bytes that wait.
+    pub most_bytes: u64,
     /// Sizes in bytes by file number.
     files: BTreeMap<u64, u64>,
     bytes: u64,
@@ -110,11 +111,6 @@ impl Spool {
 
     fn path(&self, number: u64) -> PathBuf {
         self.dir.join(format!("{number:012}.{EXTENSION}"))
-    }
-
-    /// Maximum number of bytes that wait.
-    pub const fn most_bytes(&self) -> u64 {
-        self.most_bytes
     }
 
     /// Number of the oldest batch.

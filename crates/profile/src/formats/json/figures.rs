@@ -10,7 +10,7 @@ use crate::model::{Profile, Row};
 use crate::value::Value;
 
 /// An estimate with its variance, which sums over profiles need.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Figure {
     estimate: Option<f64>,
     low: Option<f64>,
@@ -49,59 +49,46 @@ impl Figure {
     }
 
     /// A figure of which nothing is known, with the reason.
-    const fn unknown(reason: &'static str) -> Self {
-        Self {
-            estimate: None,
-            low: None,
-            high: None,
-            exact: None,
-            variance: None,
-            correction: None,
-            guaranteed: None,
-            reason: Some(reason),
-        }
+    fn unknown(reason: &'static str) -> Self {
+        Self { reason: Some(reason), ..Self::default() }
     }
 }
 
-/// The figures of a stack, of a process or of the profile.
-#[derive(Serialize)]
-pub(super) struct Figures {
-    alloc_bytes: Figure,
-    alloc_objects: Figure,
-    inuse_bytes: Figure,
-    inuse_objects: Figure,
-    at_exit_bytes: Figure,
-    at_exit_objects: Figure,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    resident_bytes: Option<Figure>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    swapped_bytes: Option<Figure>,
-    /// Of mappings.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address_space_bytes: Option<Figure>,
+/// Names of the figures and their values.
+const NAMES: [(&str, Value); 8] = [
+    ("alloc_bytes", Value::AllocSpace),
+    ("alloc_objects", Value::AllocObjects),
+    ("inuse_bytes", Value::InuseSpace),
+    ("inuse_objects", Value::InuseObjects),
+    ("at_exit_bytes", Value::AtExitSpace),
+    ("at_exit_objects", Value::AtExitObjects),
+    ("resident_bytes", Value::ResidentSpace),
+    ("swapped_bytes", Value::SwappedSpace),
+];
+
+/// The figures of a stack, of a process or of the profile, by name.
+pub(super) struct Figures(Vec<(&'static str, Figure)>);
+
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, figure)| (name, figure)))
+    }
 }
 
 impl Figures {
     fn new(known: impl Fn(Value) -> bool, figure: impl Fn(Value) -> Figure) -> Self {
+        let shown = NAMES.into_iter().filter(|(_, value)| known(*value) || !value.is_in_memory());
         let figure = |value: Value| if known(value) { figure(value) } else { Figure::unknown(NOT_FOLLOWED) };
-        Self {
-            alloc_bytes: figure(Value::AllocSpace),
-            alloc_objects: figure(Value::AllocObjects),
-            inuse_bytes: figure(Value::InuseSpace),
-            inuse_objects: figure(Value::InuseObjects),
-            at_exit_bytes: figure(Value::AtExitSpace),
-            at_exit_objects: figure(Value::AtExitObjects),
-            resident_bytes: known(Value::ResidentSpace).then(|| figure(Value::ResidentSpace)),
-            swapped_bytes: known(Value::SwappedSpace).then(|| figure(Value::SwappedSpace)),
-            address_space_bytes: None,
-        }
+        Self(shown.map(|(name, value)| (name, figure(value))).collect())
     }
 
     /// The same with the address space of the mappings in a pool.
-    fn with_address_space(self, profile: &Profile, confidence: f64, pool: &Pool) -> Self {
+    fn with_address_space(mut self, profile: &Profile, confidence: f64, pool: &Pool) -> Self {
         let space = pool.address_space(profile, confidence);
         let figure = |(estimate, variance)| Figure::new(profile, estimate, variance, 0.0, Err(NO_OFFSETS));
-        Self { address_space_bytes: space.map(figure), ..self }
+        // Of mappings.
+        self.0.extend(space.map(|space| ("address_space_bytes", figure(space))));
+        self
     }
 
     /// Figures of a process in which nothing was counted. It adds nothing to sums, and how much it allocated is not
@@ -152,20 +139,6 @@ impl Figures {
 
     /// Writes the figures as fields of the object that they belong to.
     pub(super) fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
-        fields.serialize_field("alloc_bytes", &self.alloc_bytes)?;
-        fields.serialize_field("alloc_objects", &self.alloc_objects)?;
-        fields.serialize_field("inuse_bytes", &self.inuse_bytes)?;
-        fields.serialize_field("inuse_objects", &self.inuse_objects)?;
-        fields.serialize_field("at_exit_bytes", &self.at_exit_bytes)?;
-        fields.serialize_field("at_exit_objects", &self.at_exit_objects)?;
-        let where_it_is = [
-            ("resident_bytes", &self.resident_bytes),
-            ("swapped_bytes", &self.swapped_bytes),
-            ("address_space_bytes", &self.address_space_bytes),
-        ];
-        where_it_is
-            .into_iter()
-            .filter(|(_, figure)| figure.is_some())
-            .try_for_each(|(name, figure)| fields.serialize_field(name, figure))
+        self.0.iter().try_for_each(|(name, figure)| fields.serialize_field(*name, figure))
     }
 }

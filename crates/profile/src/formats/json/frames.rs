@@ -1,8 +1,9 @@
 //! Frames, each encoded once.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::model::{Frame, Profile};
@@ -20,12 +21,10 @@ pub(super) struct EncodedFrame {
 
 impl EncodedFrame {
     pub(super) fn of(profile: &Profile, frame: &Frame) -> serde_json::Result<Self> {
-        let again = Frame { system_name: None, ..frame.clone() };
-        Ok(Self {
-            full: frame_json(profile, frame)?,
-            again: frame.system_name.is_some().then(|| frame_json(profile, &again)).transpose()?,
-            written: Cell::new(false),
-        })
+        let mut json = FrameJson::new(profile, frame);
+        let full = to_raw_value(&json)?;
+        let again = json.system_name.take().map(|_| to_raw_value(&json)).transpose()?;
+        Ok(Self { full, again, written: Cell::new(false) })
     }
 
     /// The JSON for the next place where the frame occurs.
@@ -35,37 +34,54 @@ impl EncodedFrame {
     }
 }
 
-fn frame_json(profile: &Profile, frame: &Frame) -> serde_json::Result<Box<RawValue>> {
-    #[derive(Serialize)]
-    struct FrameJson<'a> {
-        function: Option<&'a str>,
-        file: Option<&'a str>,
-        line: Option<u32>,
-        module: Option<&'a str>,
-        build_id: Option<String>,
-        address: u64,
-        inlined: bool,
-        reason: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        file_offset: Option<u64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        system_name: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        function_start: Option<u64>,
+/// A frame that does not refer to its profile.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FrameJson {
+    /// Function name; of a function without a name, its module and its start.
+    pub function: Option<String>,
+    /// Source file.
+    pub file: Option<String>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Path of the module.
+    pub module: Option<String>,
+    /// GNU build ID of the module, hexadecimal.
+    pub build_id: Option<String>,
+    /// Address in the process.
+    #[serde(default)]
+    pub address: u64,
+    /// Whether the function was inlined into the next frame.
+    #[serde(default)]
+    pub inlined: bool,
+    /// Why there is no function name.
+    pub reason: Option<String>,
+    /// Offset of the address in the file of the module.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_offset: Option<u64>,
+    /// Symbol name before demangling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_name: Option<String>,
+    /// Start of a function without a name, in its file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_start: Option<u64>,
+}
+
+impl FrameJson {
+    pub(crate) fn new(profile: &Profile, frame: &Frame) -> Self {
+        let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
+        let module = frame.module.and_then(|index| profile.modules.get(index));
+        Self {
+            function: function_name(profile, frame).map(|name| name.into_owned()),
+            file: text(&frame.file),
+            line: frame.line,
+            module: module.map(|module| module.path.to_string()),
+            build_id: module.and_then(|module| module.build_id.as_deref()).map(units::hex),
+            address: frame.address,
+            inlined: frame.inlined,
+            reason: text(&frame.reason),
+            file_offset: frame.file_offset,
+            system_name: text(&frame.system_name),
+            function_start: frame.function_start,
+        }
     }
-    let module = frame.module.and_then(|index| profile.modules.get(index));
-    let function = function_name(profile, frame);
-    to_raw_value(&FrameJson {
-        function: function.as_deref(),
-        file: frame.file.as_deref(),
-        line: frame.line,
-        module: module.map(|module| &*module.path),
-        build_id: module.and_then(|module| module.build_id.as_deref()).map(units::hex),
-        address: frame.address,
-        inlined: frame.inlined,
-        reason: frame.reason.as_deref(),
-        file_offset: frame.file_offset,
-        system_name: frame.system_name.as_deref(),
-        function_start: frame.function_start,
-    })
 }

@@ -22,6 +22,8 @@ use crate::units;
 
 use self::figures::Figures;
 use self::frames::EncodedFrame;
+pub(crate) use self::frames::FrameJson;
+pub(crate) use self::processes::TotalJson;
 use self::processes::{Audits, Programs, processes};
 use self::stacks::Stacks;
 
@@ -84,24 +86,12 @@ impl Serialize for Writer<'_> {
         let audit = Audits::of(&apart);
         top.serialize_field("processes", &processes(&apart, confidence, &audit, &Programs::of(profile)))?;
         top.serialize_field("audit", &audit.files)?;
-        top.serialize_field("modules", &modules(profile))?;
+        top.serialize_field("modules", &profile.modules)?;
         top.serialize_field("stacks", &self.0)?;
         top.serialize_field("counters", &profile.counters)?;
         top.serialize_field("notes", &profile.notes)?;
         top.end()
     }
-}
-
-fn modules(profile: &Profile) -> Vec<ModuleJson<'_>> {
-    let modules = profile.modules.iter().map(|module| ModuleJson {
-        path: &module.path,
-        build_id: module.build_id.as_deref().map(units::hex),
-        start: module.start,
-        end: module.end,
-        file_offset: module.file_offset,
-        reason: module.reason.as_deref(),
-    });
-    modules.collect()
 }
 
 /// Records that were not read in time.
@@ -116,17 +106,6 @@ impl UnreadJson {
     fn of(unread: Unread) -> Self {
         Self { records: unread.records, of: unread.of, share: unread.share() }
     }
-}
-
-#[derive(Serialize)]
-struct ModuleJson<'a> {
-    path: &'a str,
-    build_id: Option<String>,
-    start: u64,
-    end: u64,
-    file_offset: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'a str>,
 }
 
 #[cfg(test)]

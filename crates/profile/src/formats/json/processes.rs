@@ -1,11 +1,12 @@
 //! Processes and what is known about each.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use heapbpf_audit::{FileAudit, Missing};
 use heapbpf_statistics::sums::SampleSums;
 use serde::ser::SerializeStruct as _;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::figures::Figures;
 use crate::model::{Before, InMemory, Process, Profile, Row};
@@ -99,18 +100,20 @@ impl Programs {
 }
 
 /// Totals of a process whose rows were merged with those of others, for readers.
-#[derive(Serialize)]
-struct TotalJson {
-    interval: u64,
-    alloc: SampleSums,
-    inuse: SampleSums,
-    at_exit: SampleSums,
+#[derive(Serialize, Deserialize)]
+pub(crate) struct TotalJson {
+    pub(crate) interval: u64,
+    pub(crate) alloc: SampleSums,
+    #[serde(default)]
+    pub(crate) inuse: SampleSums,
+    #[serde(default)]
+    pub(crate) at_exit: SampleSums,
     #[serde(skip_serializing_if = "Option::is_none")]
-    peak: Option<SampleSums>,
+    pub(crate) peak: Option<SampleSums>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    in_memory: Option<Box<InMemory>>,
+    pub(crate) in_memory: Option<Box<InMemory>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    source: Option<&'static str>,
+    pub(crate) source: Option<Cow<'static, str>>,
 }
 
 impl TotalJson {
@@ -123,7 +126,7 @@ impl TotalJson {
             at_exit: row.at_exit,
             peak: row.peak,
             in_memory: row.in_memory.clone(),
-            source: row.key.stack.source(),
+            source: row.key.stack.source().map(Cow::Borrowed),
         };
         rows.map(total).collect()
     }

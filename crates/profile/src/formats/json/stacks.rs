@@ -8,7 +8,7 @@ use super::figures::Figures;
 use super::frames::EncodedFrame;
 use super::processes::Programs;
 use crate::intern::Interned;
-use crate::model::{Lifetimes, Profile, Row};
+use crate::model::{Profile, Row};
 
 /// All stacks of a profile.
 #[derive(Clone, Copy)]
@@ -109,23 +109,7 @@ impl Serialize for RowJson<'_> {
             fields.serialize_field("growth", growth)?;
         }
         if let Some(lifetimes) = &row.lifetimes {
-            fields.serialize_field("lifetimes", &LifetimesJson(lifetimes))?;
-        }
-        fields.end()
-    }
-}
-
-struct LifetimesJson<'a>(&'a Lifetimes);
-
-impl Serialize for LifetimesJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Lifetimes", 4)?;
-        fields.serialize_field("median_seconds", &self.0.median_seconds)?;
-        fields.serialize_field("temporary", &self.0.temporary)?;
-        fields.serialize_field("survival", &self.0.survival)?;
-        if !self.0.ages.is_empty() {
-            let ages: Vec<_> = self.0.ages.iter().map(|age| (age.exponent, age.freed, age.left)).collect();
-            fields.serialize_field("ages", &ages)?;
+            fields.serialize_field("lifetimes", lifetimes)?;
         }
         fields.end()
     }

@@ -12,15 +12,14 @@ use serde_json::value::RawValue;
 
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES, newer};
-use crate::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Module, Octave, Profile, Row, RowKey, Stack, Unread,
-};
+use crate::formats::FrameJson;
+use crate::model::{Criterion, Frame, GO_RUNTIME, Header, Module, Profile, Row, RowKey, Stack, Unread};
 use crate::units;
 use heapbpf_audit::FileAudit;
 use heapbpf_statistics::sums::SampleSums;
 
 use self::processes::Processes;
-use self::schema::{FrameJson, ModuleJson, RowJson, Top};
+use self::schema::{RowJson, Top};
 
 /// Reads the profile.
 pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
@@ -110,24 +109,18 @@ fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
 struct Reader<'a> {
     strings: Strings,
     modules: Vec<Module>,
-    module_ids: HashMap<(String, Option<String>), usize>,
+    module_ids: HashMap<(Arc<str>, Option<Vec<u8>>), usize>,
     frames: HashMap<&'a str, Arc<Frame>>,
     /// System names of frames. A frame has its system name only where it first occurs.
     system_names: HashMap<FrameJson, Arc<str>>,
 }
 
 impl<'a> Reader<'a> {
-    fn modules(&mut self, modules: Vec<ModuleJson>) {
-        for json in modules {
-            self.module_ids.entry((json.path.clone(), json.build_id.clone())).or_insert(self.modules.len());
-            self.modules.push(Module {
-                path: self.strings.share(&json.path),
-                build_id: json.build_id.as_deref().and_then(units::parse_hex),
-                start: json.start,
-                end: json.end,
-                file_offset: json.file_offset,
-                reason: self.strings.share_some(json.reason.as_deref()),
-            });
+    fn modules(&mut self, modules: Vec<Module>) {
+        for module in modules {
+            let key = (Arc::clone(&module.path), module.build_id.clone());
+            self.module_ids.entry(key).or_insert(self.modules.len());
+            self.modules.push(module);
         }
     }
 
@@ -157,16 +150,7 @@ impl<'a> Reader<'a> {
             at_exit: if known { at_exit } else { SampleSums::default() },
             peak: json.peak,
             growth: json.growth.filter(|_| known),
-            lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
-                median_seconds: lifetimes.median_seconds,
-                temporary: lifetimes.temporary,
-                survival: lifetimes.survival,
-                ages: lifetimes
-                    .ages
-                    .into_iter()
-                    .map(|(exponent, freed, left)| Octave { exponent, freed, left })
-                    .collect(),
-            }),
+            lifetimes: json.lifetimes,
             member,
         })
     }
@@ -194,7 +178,7 @@ impl<'a> Reader<'a> {
             line: json.line,
             inlined: json.inlined,
             reason: self.strings.share_some(json.reason.as_deref()),
-            module: json.module.map(|path| self.module(path, json.build_id)),
+            module: json.module.as_deref().map(|path| self.module(path, json.build_id.as_deref())),
             address: json.address,
             file_offset: json.file_offset,
         });
@@ -202,14 +186,11 @@ impl<'a> Reader<'a> {
         Ok(frame)
     }
 
-    fn module(&mut self, path: String, build_id: Option<String>) -> usize {
-        let key = (path, build_id);
-        if let Some(&known) = self.module_ids.get(&key) {
-            return known;
-        }
-        let build_id = key.1.as_deref().and_then(units::parse_hex);
-        self.modules.push(Module { path: self.strings.share(&key.0), build_id, ..Module::default() });
-        self.module_ids.insert(key, self.modules.len() - 1);
-        self.modules.len() - 1
+    fn module(&mut self, path: &str, build_id: Option<&str>) -> usize {
+        let key = (self.strings.share(path), build_id.and_then(units::parse_hex));
+        *self.module_ids.entry(key).or_insert_with_key(|(path, build_id)| {
+            self.modules.push(Module { path: Arc::clone(path), build_id: build_id.clone(), ..Module::default() });
+            self.modules.len() - 1
+        })
     }
 }

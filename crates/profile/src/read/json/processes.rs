@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use heapbpf_audit::{FileAudit, Hook, Missing};
 
-use super::schema::{ProcessJson, TotalJson};
+use super::schema::ProcessJson;
+use crate::formats::TotalJson;
 use crate::model::{GO_RUNTIME, Member, Placement, Process, Row, RowKey, Stack};
 use crate::programs;
 use crate::units;

@@ -9,7 +9,8 @@ use heapbpf_statistics::sums::SampleSums;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::{InMemory, LossBound, Losses, Resident, Unread};
+use crate::formats::TotalJson;
+use crate::model::{InMemory, Lifetimes, LossBound, Losses, Module, Resident, Unread};
 
 /// The parts of the schema from which a profile is built. Fields that other versions leave out are optional.
 #[derive(Deserialize)]
@@ -45,7 +46,7 @@ pub(super) struct Top<'a> {
     #[serde(default)]
     pub(super) audit: Vec<FileAudit>,
     #[serde(default)]
-    pub(super) modules: Vec<ModuleJson>,
+    pub(super) modules: Vec<Module>,
     #[serde(borrow)]
     pub(super) stacks: Vec<RowJson<'a>>,
     #[serde(default)]
@@ -113,30 +114,6 @@ pub(super) struct ProcessJson {
     pub(super) alloc_bytes: Figure,
     #[serde(default)]
     pub(super) alloc_objects: Figure,
-}
-
-/// Totals of a process whose rows were merged with those of others.
-#[derive(Deserialize)]
-pub(super) struct TotalJson {
-    pub(super) interval: u64,
-    pub(super) alloc: SampleSums,
-    #[serde(default)]
-    pub(super) inuse: SampleSums,
-    #[serde(default)]
-    pub(super) at_exit: SampleSums,
-    pub(super) peak: Option<SampleSums>,
-    pub(super) in_memory: Option<Box<InMemory>>,
-    pub(super) source: Option<String>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct ModuleJson {
-    pub(super) path: String,
-    pub(super) build_id: Option<String>,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) file_offset: u64,
-    pub(super) reason: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -207,33 +184,7 @@ pub(super) struct RowJson<'a> {
     pub(super) peak: Option<SampleSums>,
     pub(super) in_memory: Option<Box<InMemory>>,
     pub(super) growth: Option<Growth>,
-    pub(super) lifetimes: Option<LifetimesJson>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct LifetimesJson {
-    pub(super) median_seconds: Option<f64>,
-    pub(super) temporary: f64,
-    pub(super) survival: Vec<(f64, f64)>,
-    #[serde(default)]
-    pub(super) ages: Vec<(u32, u64, u64)>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
-pub(super) struct FrameJson {
-    pub(super) function: Option<String>,
-    pub(super) system_name: Option<String>,
-    pub(super) file: Option<String>,
-    pub(super) line: Option<u32>,
-    pub(super) module: Option<String>,
-    pub(super) build_id: Option<String>,
-    #[serde(default)]
-    pub(super) address: u64,
-    #[serde(default)]
-    pub(super) inlined: bool,
-    pub(super) reason: Option<String>,
-    pub(super) file_offset: Option<u64>,
-    pub(super) function_start: Option<u64>,
+    pub(super) lifetimes: Option<Lifetimes>,
 }
 
 impl RowJson<'_> {
