@@ -41,7 +41,7 @@ pub type Answer = (Option<Heap>, Duration);
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct ArenaReader(ReaderThread<ArenaRequest, Answer>);
+pub struct ArenaReader(ReaderThread);
 
 impl ArenaReader {
     /// Reads the arenas of a process. `None` if the process has exited, if its memory may not be read, or if it has no
@@ -50,14 +50,12 @@ impl ArenaReader {
     /// # Errors
     /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
     pub fn read(&mut self, wanted: ArenaRequest) -> Result<Answer, NoAnswer> {
-        self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
+        self.0.ask("arenas", wanted.longest + GRACE, move || {
+            let begun = thread_cpu_time();
+            let heap = read(wanted);
+            (heap, thread_cpu_time().saturating_sub(begun))
+        })
     }
-}
-
-fn answer(wanted: ArenaRequest) -> Answer {
-    let begun = thread_cpu_time();
-    let heap = read(wanted);
-    (heap, thread_cpu_time().saturating_sub(begun))
 }
 
 fn read(ArenaRequest { pid, start_ns, version, longest }: ArenaRequest) -> Option<Heap> {

@@ -22,35 +22,27 @@ impl Memory for Process {
     }
 }
 
-struct Request {
-    memory: Arc<File>,
-    layout: Layout,
-    /// Addresses and checks of code objects.
-    wanted: Vec<(u64, u64)>,
-}
-
 type Codes = Vec<Result<Code, CodeError>>;
 
 /// The handle to the reading thread.
 #[derive(Default)]
-pub struct CodeReader(ReaderThread<Request, Codes>);
+pub struct CodeReader(ReaderThread);
 
 impl CodeReader {
-    /// Reads code objects of one process.
+    /// Reads code objects of one process. `wanted` has their addresses and checks.
     ///
     /// # Errors
     /// [`NoAnswer`] in time: this process should not be read again.
     pub fn read(&mut self, memory: &Arc<File>, layout: &Layout, wanted: Vec<(u64, u64)>) -> Result<Codes, NoAnswer> {
-        let request = Request { memory: Arc::clone(memory), layout: *layout, wanted };
-        self.0.ask(request, "python", read, LONGEST_WAIT)
+        let (memory, layout) = (Process(ProcessMemory(Arc::clone(memory))), *layout);
+        self.0.ask("python", LONGEST_WAIT, move || read(&memory, &layout, &wanted))
     }
 }
 
-fn read(Request { memory, layout, wanted }: Request) -> Codes {
-    let memory = Process(ProcessMemory(memory));
+fn read(memory: &Process, layout: &Layout, wanted: &[(u64, u64)]) -> Codes {
     let mut left_bytes = MOST_BYTES;
     let read = |(address, check): &(u64, u64)| -> Result<Code, CodeError> {
-        let mut code = Code::read(&memory, &layout, *address, *check)?;
+        let mut code = Code::read(memory, layout, *address, *check)?;
         left_bytes = left_bytes.checked_sub(code.held_bytes()).unwrap_or_else(|| {
             code.forget_lines();
             0

@@ -18,15 +18,9 @@ const LONGEST_READ: Duration = Duration::from_secs(2);
 const ATTEMPTS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
 
-struct Request {
-    memory: Arc<File>,
-    program: Arc<GoProgram>,
-    mapping: Mapping,
-}
-
 /// The handle to the reading thread.
 #[derive(Default)]
-pub struct HeapReader(ReaderThread<Request, Result<Heap, String>>);
+pub struct HeapReader(ReaderThread);
 
 impl HeapReader {
     /// Reads the heap of a process, or the reason why that is not possible.
@@ -39,13 +33,9 @@ impl HeapReader {
         program: &Arc<GoProgram>,
         mapping: &Mapping,
     ) -> Result<Result<Heap, String>, NoAnswer> {
-        let (memory, program) = (Arc::clone(memory), Arc::clone(program));
-        self.0.ask(Request { memory, program, mapping: *mapping }, "go", answer, LONGEST_WAIT)
+        let (memory, program, mapping) = (ProcessMemory(Arc::clone(memory)), Arc::clone(program), *mapping);
+        self.0.ask("go", LONGEST_WAIT, move || read(&memory, &program, &mapping))
     }
-}
-
-fn answer(Request { memory, program, mapping }: Request) -> Result<Heap, String> {
-    read(&ProcessMemory(memory), &program, &mapping)
 }
 
 fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
