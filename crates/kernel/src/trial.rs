@@ -29,7 +29,7 @@ pub fn location() -> Result<(CString, u64), KernelError> {
 }
 
 /// The path and file offset of heapbpf's own code at an address.
-pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
+pub fn own_location(address: u64) -> Option<(CString, u64)> {
     let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
     let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
     let path = CString::new("/proc/self/exe").ok()?;

@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use heapbpf_host::arch::MICROBENCHMARKS;
 use heapbpf_host::limits::{forbid_inline_hooks, links_need_admin};
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_kernel::no_ops;
 use heapbpf_kernel::programs::LinkKind;
+use heapbpf_kernel::{no_ops, own_location};
 use heapbpf_probes::ProbeKind;
 use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
-use super::microbenchmarks::file_offset;
 use super::trial::{Allocator, Baseline, Recording, Setting};
 use super::workload::Workload;
 
@@ -236,9 +235,9 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             recording.off();
         }
         for (index, (kind, microbenchmark)) in MICROBENCHMARKS.iter().enumerate() {
-            let Some(offset) = file_offset(*microbenchmark) else { continue };
+            let Some(place) = own_location(*microbenchmark as *const () as u64) else { continue };
             let bare = calls(&mut child, index, CALLS)?;
-            nothing.on_own(offset, pid)?;
+            nothing.on_own(&place, pid)?;
             calls(&mut child, index, 100)?;
             let probed = calls(&mut child, index, SLOW_CALLS)?;
             nothing.off();
