@@ -1,7 +1,9 @@
 //! Receives process events from the kernel: forks, execs, exits and executable mappings of every process.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::epoll;
 
 use super::HostError;
 use super::perf_ring::{Next, PerfRing, RingOptions};
@@ -27,15 +29,10 @@ impl HostEvents {
     /// # Errors
     /// [`HostError::Events`] if a CPU cannot be watched: a capability is missing, or the kernel has no perf events.
     pub fn open(options: RingOptions) -> Result<Self, HostError> {
-        // SAFETY: `epoll_create1` takes no pointers; the result is checked below.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if epoll < 0 {
-            return Err(HostError::Events { source: io::Error::last_os_error() });
-        }
-        // SAFETY: `epoll_create1` just returned this descriptor, so nothing else owns it.
-        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let failed = |source| HostError::Events { source };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
-        events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
+        events.watch_online_cpus().map_err(failed)?;
         Ok(events)
     }
 
@@ -56,13 +53,7 @@ impl HostEvents {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,
                 Err(error) => return Err(error),
             };
-            let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(cpu) };
-            let (epoll, event) = (self.epoll.as_raw_fd(), ring.as_fd().as_raw_fd());
-            // SAFETY: `self.epoll` and `ring` keep both descriptors open, and `interest` is a local that outlives the
-            // call.
-            if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut interest) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
+            epoll::add(&self.epoll, &ring, epoll::EventData::new_u64(cpu.into()), epoll::EventFlags::IN)?;
             self.rings.push(ring);
             added = true;
         }

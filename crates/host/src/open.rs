@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, fstatfs, statx};
 
 use super::in_root::{self, Links};
 use super::record::{Device, MapEvent};
@@ -244,14 +244,8 @@ fn device(metadata: &Metadata) -> Device {
 }
 
 /// The file system's magic number, or 0 if it is unknown.
-fn file_system(file: &File) -> libc::__fsword_t {
-    let mut buffer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: `file` keeps the descriptor open, and `buffer` has the size of `statfs`. It is plain integers, so it is
-    // initialised by the zeroes even if the call fails.
-    unsafe {
-        libc::fstatfs(file.as_raw_fd(), buffer.as_mut_ptr());
-        buffer.assume_init().f_type
-    }
+fn file_system(file: &File) -> libc::c_long {
+    fstatfs(file).map_or(0, |found| found.f_type)
 }
 
 /// Attributes that are the same whether a file is seen directly or through an overlay mount.

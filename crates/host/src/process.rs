@@ -112,9 +112,8 @@ impl Stat {
     /// # Errors
     /// `NotFound` (or ESRCH) if there is no such process; `InvalidData` if the text is malformed.
     pub fn read(pid: u32) -> io::Result<Self> {
-        // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
-        let ticks = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
-        Self::parse(&read_text(pid, "stat")?, ticks).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let stat = Self::parse(&read_text(pid, "stat")?, procfs::ticks_per_second());
+        stat.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Parses `pid (comm) state ppid …`. The name may contain anything, including parentheses.

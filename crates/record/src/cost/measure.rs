@@ -177,9 +177,7 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
 
 /// The file with saved costs: in `/run` for root, otherwise in the user's runtime directory. A reboot clears both.
 fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
-    // SAFETY: `geteuid` takes no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    let dir = if root {
+    let dir = if rustix::process::geteuid().is_root() {
         PathBuf::from("/run/heapbpf")
     } else {
         PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("heapbpf")
