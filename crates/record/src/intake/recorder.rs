@@ -26,9 +26,8 @@ pub use self::stacks::AllocatorCode;
 use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
 use super::java::Javas;
-use super::join::{Join, Joined, MOST_WAITING};
+use super::join::{Join, MOST_WAITING};
 use super::outer_stacks::OuterStacks;
-use super::process_event::ProcessEvent;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 
@@ -159,13 +158,14 @@ impl Recorder {
         self.functions.extend_from_slice(functions);
     }
 
-    /// Takes in records from the rings until `until_ns` (CLOCK_MONOTONIC). Returns the number of records.
+    /// Takes in records from the rings until `until_ns` (CLOCK_MONOTONIC). Adds events of processes to `processes`, for
+    /// the session to act on. Returns the number of records.
     pub fn drain(
         &mut self,
         events: &mut Ring,
         stacks: &mut Ring,
         host: &mut Host,
-        processes: &mut Vec<ProcessEvent>,
+        processes: &mut Vec<Event>,
         until_ns: u64,
     ) -> usize {
         let mut records = 0;
@@ -289,53 +289,31 @@ impl Recorder {
 
     /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
     /// handed out all that it can for now. Returns whether it finished before `until_ns`.
-    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<ProcessEvent>) -> bool {
+    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<Event>) -> bool {
         let mut worked: u32 = 0;
         while self.join.queue.front().is_some() {
             worked = worked.wrapping_add(1);
             if worked.is_multiple_of(LOOK_AT_CLOCK_EVERY) && monotonic_ns() > until_ns {
                 return false;
             }
-            let Some(joined) = self.join.next(drained, monotonic_ns) else { break };
-            match joined {
-                Joined::Allocation(record, stack) => {
+            let Some((event, stack)) = self.join.next(drained, monotonic_ns) else { break };
+            match event {
+                Some(Event::Allocation(record)) => {
                     self.allocations += 1;
                     self.allocate(&record, stack, host);
                 }
-                Joined::Other(event) => self.take_in(event, processes),
-                Joined::Unknown => self.counters.records_unknown += 1,
+                Some(Event::Free(record)) => {
+                    self.frees += 1;
+                    self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
+                }
+                Some(Event::Unmap(record)) => {
+                    self.heap.unmap(record.space, record.start, record.end, record.time_ns);
+                }
+                Some(event) => processes.push(event),
+                None => self.counters.records_unknown += 1,
             }
         }
         true
-    }
-
-    /// Takes in an event other than an allocation.
-    fn take_in(&mut self, event: Event, processes: &mut Vec<ProcessEvent>) {
-        match event {
-            // Allocations come with their stack, through `allocate`.
-            Event::Allocation(_) => {}
-            Event::Free(record) => {
-                self.frees += 1;
-                self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
-            }
-            Event::Unmap(record) => self.heap.unmap(record.space, record.start, record.end, record.time_ns),
-            Event::Fork(record) => processes.push(ProcessEvent::Forked {
-                parent: record.process,
-                child: record.next,
-                time_ns: record.time_ns,
-            }),
-            Event::Exec(record) => {
-                processes.push(ProcessEvent::Replaced { ended: record.process, time_ns: record.time_ns });
-            }
-            Event::Exit(record) => {
-                let cpu_ns = 1000 * u64::from(record.cpu_us);
-                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns, cpu_ns });
-            }
-            Event::Uncounted(record) => {
-                processes.push(ProcessEvent::Uncounted { ended: record.process, time_ns: record.time_ns });
-            }
-            Event::Reset(record) => processes.push(ProcessEvent::Reset { pid: record.process.tgid }),
-        }
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {

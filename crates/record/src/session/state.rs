@@ -7,6 +7,7 @@ use std::thread::Builder;
 use anyhow::{Context, bail};
 use heapbpf_attach::files::Sources;
 use heapbpf_attach::inline::{InlineHooks, Sampling as InlineSampling};
+use heapbpf_heap::event::Event;
 use heapbpf_heap::live::Heap;
 use heapbpf_host::arch;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
@@ -44,7 +45,6 @@ use crate::budget::controller::OverheadController;
 use crate::budget::overhead::Overhead;
 use crate::cost::measure;
 use crate::intake::lives::Lives;
-use crate::intake::process_event::ProcessEvent;
 use crate::intake::recorder::Recorder;
 use crate::plan::{Hook, RecordPlan};
 use crate::profiles::capture::Parts;
@@ -78,7 +78,7 @@ pub(super) struct Session {
     /// The heap.
     pub(super) recorder: Recorder,
     /// Process events that have not been acted upon yet.
-    pub(super) process_events: Vec<ProcessEvent>,
+    pub(super) process_events: Vec<Event>,
     /// Which process generations there are, and how each ended.
     pub(super) lives: Lives,
     pub(super) exited: ExitedProcesses,
