@@ -15,7 +15,6 @@ use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::AddressSpace;
 use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
-use heapbpf_kernel::stack_traces::StackTraces;
 use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, number_of};
 use heapbpf_unwind::dwarf::Unwinder;
@@ -44,18 +43,6 @@ const MOST_THREAD_NAMES: usize = 1 << 16;
 /// Number of records for which memory is kept when idle.
 const RECORDS_CAPACITY: usize = 1024;
 
-/// Source of stacks that the kernel walked by frame pointers.
-pub trait KernelStacks {
-    /// Addresses of the stack with this ID, innermost first; empty if there is none.
-    fn read(&self, id: i32) -> Vec<u64>;
-}
-
-impl KernelStacks for StackTraces {
-    fn read(&self, id: i32) -> Vec<u64> {
-        StackTraces::read(self, id)
-    }
-}
-
 /// Takes records in and adds them to the heap.
 pub struct Recorder {
     /// The heap so far.
@@ -81,7 +68,9 @@ pub struct Recorder {
     /// By process, the sampled mappings of which they do not tell it.
     undecided: HashMap<ProcessKey, LostBlocks>,
     unwinder: Unwinder,
-    traces: Box<dyn KernelStacks>,
+    /// Addresses of the stack with an ID that the kernel walked by frame pointers, innermost first; empty if there is
+    /// none.
+    traces: Box<dyn Fn(i32) -> Vec<u64>>,
     max_depth: usize,
     functions: Vec<u16>,
     thread_names: HashMap<[u8; 16], Arc<str>>,
@@ -110,11 +99,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates a recorder that adds to `heap`, which must be empty. `max_depth`: maximum number of frames of stacks
-    /// that the kernel walked.
+    /// Creates a recorder that adds to `heap`, which must be empty. `traces`: the addresses of a stack that the kernel
+    /// walked, by its ID; `max_depth`: the maximum number of frames of such stacks.
     pub fn new(
         unwinder: Unwinder,
-        traces: impl KernelStacks + 'static,
+        traces: impl Fn(i32) -> Vec<u64> + 'static,
         max_depth: usize,
         heap: Heap,
         names: Arc<RuntimeFunctions>,

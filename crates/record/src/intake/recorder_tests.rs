@@ -10,23 +10,19 @@ use sampler_ebpf::abi::{FreeRecord, ProcessRecord, kind, stack_kind};
 
 use super::*;
 
-/// Source of stacks walked by the kernel. Counts how often one is read.
-struct Walked(Rc<Cell<u32>>);
-
-impl KernelStacks for Walked {
-    fn read(&self, id: i32) -> Vec<u64> {
-        self.0.set(self.0.get() + 1);
-        vec![0x1000, 0x2000 + id as u64]
-    }
-}
-
 const PROCESS: ProcessKey = ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 };
 
+/// A recorder, and how often it has read a stack that the kernel walked.
 fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
     let reads = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&reads);
+    let walked = move |id| {
+        counted.set(counted.get() + 1);
+        vec![0x1000, 0x2000 + id as u64]
+    };
     let mut recorder = Recorder::new(
         Unwinder::new(Limits::default(), heapbpf_host::arch::address_bits()),
-        Walked(Rc::clone(&reads)),
+        walked,
         64,
         Heap::new(false),
         Arc::default(),

@@ -221,7 +221,7 @@ impl ActiveRecording {
         session.take_in_active();
         session.govern();
         session.look_for_slowed();
-        self.line.show(session, self.begun.elapsed());
+        self.line.show(|| session.status(self.begun.elapsed()), || session.lost());
         if !active {
             // Set before the last check, so that anything that arrives after it wakes us.
             active = !session.set_sleeping(true) || session.cycle() > 0;

@@ -1,6 +1,6 @@
 //! The state of one recording: kernel, host and heap, wired together.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::Builder;
 
@@ -13,6 +13,7 @@ use heapbpf_host::arch;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::limits::{links_need_admin, module_files};
 use heapbpf_host::own_code::leave_the_file;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_host::{Host, HostOptions};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
@@ -35,7 +36,6 @@ use sampler_ebpf::constants::draw_constants;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
-use super::go_keys::GoKeys;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
@@ -94,8 +94,8 @@ pub(super) struct Session {
     pub(super) housekeeping: Housekeeping,
     pub(super) errors: Errors,
     pub(super) unfinished: Unfinished,
-    /// Processes that run Go programs.
-    pub(super) go: GoKeys,
+    /// Keys of processes that run Go programs, which need not be known from samples.
+    pub(super) go: HashMap<GenerationId, ProcessKey>,
     /// Active processes that are to be hooked, the busiest last.
     pub(super) due: Vec<ProcessKey>,
     /// Those for which another thread is working, and when they are tried again (CLOCK_MONOTONIC).
@@ -176,12 +176,14 @@ impl Session {
             })
             .transpose()?;
         let names = Arc::new(RuntimeFunctions::default());
+        let walked = StackTraces::open(&loader)?;
+        let walked = move |id| walked.read(id);
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
             KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
         Ok(Self {
             kernel,
-            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
+            recorder: Recorder::new(unwinder, walked, max_depth, heap, Arc::clone(&names)),
             worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
             host: host?,
@@ -197,7 +199,7 @@ impl Session {
             housekeeping: Housekeeping::default(),
             errors: Errors::default(),
             unfinished: Unfinished::default(),
-            go: GoKeys::default(),
+            go: HashMap::new(),
             due: Vec::new(),
             under_way: VecDeque::new(),
             plan,
