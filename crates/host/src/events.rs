@@ -43,7 +43,8 @@ impl HostEvents {
     /// The kernel's error, if an online CPU cannot be watched.
     pub fn watch_online_cpus(&mut self) -> io::Result<bool> {
         let mut added = false;
-        for cpu in online_cpus()? {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+        for cpu in parse_cpu_list(&online) {
             if self.rings.iter().any(|ring| ring.cpu() == cpu) {
                 continue;
             }
@@ -119,11 +120,6 @@ fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut 
     };
     ring.release();
     left
-}
-
-fn online_cpus() -> io::Result<Vec<u32>> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    Ok(parse_cpu_list(&list))
 }
 
 /// Parses the kernel's list format, such as `0-3,8`. Anything but CPU numbers below 65,536 is ignored.

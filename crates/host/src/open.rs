@@ -217,8 +217,8 @@ fn verified(handle: &File, map: &MapEvent, path: &Path, trust: Trust) -> Result<
     let file = in_root::open_regular(handle).map_err(|error| Unreadable::from_io(&error))?;
     let stamp = stamp(&metadata);
     let overlay = file_system == libc::OVERLAYFS_SUPER_MAGIC;
-    let handle = if overlay { file_handle(&file) } else { None };
-    let real = handle.map(|handle| RealFile { handle, stamp });
+    let handle = if overlay { name_to_handle(&file) } else { None };
+    let real = handle.map(|(_, handle)| RealFile { handle, stamp });
     let generation = if device(&metadata) == map.device { generation(&file) } else { None };
     // The number of a deleted file's inode is given to new files.
     if generation.is_some_and(|now| map.inode_generation != 0 && now != map.inode_generation) {
@@ -275,10 +275,6 @@ pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
 fn handle_beneath(handle: &[u8]) -> Option<(u8, &[u8])> {
     const MAGIC: u8 = 0xfb;
     (*handle.get(4)? == MAGIC).then_some((*handle.get(7)?, handle.get(24..)?))
-}
-
-fn file_handle(file: &File) -> Option<Box<[u8]>> {
-    name_to_handle(file).map(|(_, handle)| handle)
 }
 
 /// The file's handle and its type, usable only for comparison (`AT_HANDLE_FID`).

@@ -58,11 +58,13 @@ pub struct Loader {
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
     /// The initial rings for events and stacks.
-    rings: [NewRing; 2],
+    pub(super) rings: [NewRing; 2],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
     thread_freed: Option<u32>,
-    knows_multi: bool,
+    /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
+    /// not found if it was inlined into another.
+    pub(super) knows_multi_links: bool,
     tracepoint_copies: usize,
 }
 
@@ -135,7 +137,7 @@ impl Loader {
             session_is_return: kernel.function_id("bpf_session_is_return"),
             task_iterator: kernel.function_id("bpf_iter_task"),
             thread_freed: kernel.tracepoint_id("sched_process_free"),
-            knows_multi: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
+            knows_multi_links: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
             tracepoint_copies: if release::preempts_tracepoints(&release::current()) { 2 } else { 1 },
         })
     }
@@ -143,12 +145,6 @@ impl Loader {
     /// Whether this kernel supports uprobe sessions, that is, has the kernel function that they need.
     pub const fn knows_sessions(&self) -> bool {
         self.session_is_return.is_some()
-    }
-
-    /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
-    /// not found if it was inlined into another.
-    pub const fn knows_multi_links(&self) -> bool {
-        self.knows_multi
     }
 
     /// How many copies of a tracepoint program are linked.
@@ -246,11 +242,6 @@ impl Loader {
     /// The object has no such map.
     pub fn map(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
         self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
-    }
-
-    /// The ring that was created with the maps.
-    pub const fn first_ring(&self, id: RingId) -> &NewRing {
-        &self.rings[id as usize]
     }
 
     /// Returns a map for aya's typed wrappers.

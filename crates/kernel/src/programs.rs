@@ -116,7 +116,7 @@ impl Programs {
         match forced {
             Some(kind) => kind,
             None if loader.knows_sessions() => LinkKind::Session,
-            None if loader.knows_multi_links() => LinkKind::Multi,
+            None if loader.knows_multi_links => LinkKind::Multi,
             None => LinkKind::Perf,
         }
     }

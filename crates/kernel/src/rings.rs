@@ -36,7 +36,7 @@ impl Ring {
         let copy = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|source| KernelError::Read { what: "a descriptor of a ring", source })
         };
-        let first = loader.first_ring(id);
+        let first = &loader.rings[id as usize];
         Ok(Self {
             id,
             rings: copy(loader.map(RINGS)?)?,

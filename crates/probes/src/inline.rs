@@ -122,7 +122,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         inner,
         slots,
         missing,
-        code: image.into_code(),
+        code: image.code,
     })
 }
 

@@ -159,12 +159,12 @@ pub fn examine_avoiding(
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
         Ok(mut image) => {
             if table.has_objects() && image.has_objects() {
-                image.set_objects(object_search::find(&image, file));
+                image.objects = Some(object_search::find(&image, file));
             }
             let plan = plan(&image, rules, table, avoided).map_err(|why| alone(why, file, &image, table));
-            let objects =
-                image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
-            Examination { objects: objects.cloned(), runtime: Runtime::of(&image), plan }
+            let runtime = Runtime::of(&image);
+            let objects = image.objects.and_then(Result::ok).filter(|_| table.has_objects() && plan.is_ok());
+            Examination { objects, runtime, plan }
         }
         Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
     }

@@ -205,7 +205,7 @@ impl Table {
 
     /// The functions of `image`'s object allocator: row number and place.
     fn objects_in(&self, image: &FileImage) -> Vec<(u16, Symbol)> {
-        let Some(Ok(objects)) = image.objects().filter(|_| self.has_objects) else { return Vec::new() };
+        let Some(Ok(objects)) = image.objects.as_ref().filter(|_| self.has_objects) else { return Vec::new() };
         let first = self.first_of_objects();
         let size = |start: u64| image.bounds.iter().find(|(from, _)| *from == start).map_or(0, |(from, to)| to - from);
         (first..).zip(objects.functions).map(|(row, start)| (row as u16, Symbol::unnamed(start, size(start)))).collect()

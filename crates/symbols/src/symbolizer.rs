@@ -210,7 +210,7 @@ impl Symbolizer {
         offsets: &[u64],
     ) -> Vec<Arc<[Symbol]>> {
         let path = modules.path(module);
-        let unnamed = |texts: &mut Self, reason: &str| texts.all_unnamed(offsets.len(), reason);
+        let unnamed = |texts: &mut Self, reason: &str| vec![texts.unnamed(reason); offsets.len()];
         if modules.is_anonymous(module) {
             return unnamed(self, "code made at run time, and no perf map names it");
         }
@@ -549,10 +549,6 @@ impl Symbolizer {
     fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {
         let reason = Some(self.text(reason));
         [Symbol { reason, ..Symbol::default() }].into()
-    }
-
-    fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
-        vec![self.unnamed(reason); count]
     }
 }
 

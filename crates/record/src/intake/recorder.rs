@@ -86,16 +86,18 @@ pub struct Recorder {
     nowhere: AddressSpace,
     behind: bool,
     /// Processes that died of a fault, until they are taken.
-    crashes: Vec<CrashRecord>,
-    /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
-    longest_copy_bytes: u64,
+    pub crashes: Vec<CrashRecord>,
+    /// Bytes of the longest stack copy since that was last taken.
+    pub longest_copy_bytes: u64,
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
-    new_jit_processes: Vec<(ProcessKey, u64)>,
-    host_error: Option<HostError>,
-    /// Process generations first seen since the last call of [`Recorder::take_new_lives`], with the time of that
-    /// sample.
-    new_lives: Vec<(ProcessKey, u64)>,
+    /// Those that have not been taken yet, with the time of that sample.
+    pub new_jit_processes: Vec<(ProcessKey, u64)>,
+    /// The last error while following the host, until it is taken.
+    pub host_error: Option<HostError>,
+    /// Process generations with a first sample, in them or in their address space, and the time of that sample, until
+    /// they are taken. The owner of another process's address space is listed each time.
+    pub new_lives: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
@@ -170,16 +172,6 @@ impl Recorder {
                 return records;
             }
         }
-    }
-
-    /// Processes that died of a fault since the last call.
-    pub fn take_crashes(&mut self) -> Vec<CrashRecord> {
-        std::mem::take(&mut self.crashes)
-    }
-
-    /// Bytes of the longest stack copy since the last call.
-    pub const fn take_longest_copy(&mut self) -> u64 {
-        std::mem::replace(&mut self.longest_copy_bytes, 0)
     }
 
     /// Frees space in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
@@ -366,23 +358,12 @@ impl Recorder {
         }
     }
 
-    /// Processes first seen to run JIT code since the last call, with the time of that sample.
-    pub fn take_new_jit_processes(&mut self) -> Vec<(ProcessKey, u64)> {
-        std::mem::take(&mut self.new_jit_processes)
-    }
-
     /// Notes a sample of a process.
     pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
         if let Entry::Vacant(new) = self.processes.entry(process) {
             new.insert(time_ns);
             self.new_lives.push((process, time_ns));
         }
-    }
-
-    /// Process generations with a first sample since the last call, in them or in their address space, and the time of
-    /// that sample. The owner of another process's address space is listed each time.
-    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
-        std::mem::take(&mut self.new_lives)
     }
 
     /// Updates `host` with all process events so far. Addresses of a process whose /proc files cannot be read resolve
@@ -402,11 +383,6 @@ impl Recorder {
                 }
             }
         }
-    }
-
-    /// The last error while following the host, if there was one since the last call.
-    pub fn take_host_error(&mut self) -> Option<HostError> {
-        self.host_error.take()
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {

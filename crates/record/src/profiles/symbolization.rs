@@ -86,8 +86,10 @@ pub struct Symbolization {
     symbolizer: Symbolizer,
     options: Options,
     progress: Arc<Progress>,
-    runtime_functions: Arc<RuntimeFunctions>,
-    enabled: bool,
+    /// The functions of language runtimes.
+    pub runtime_functions: Arc<RuntimeFunctions>,
+    /// Whether addresses are symbolized.
+    pub enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
@@ -146,16 +148,6 @@ impl Symbolization {
             finished: HashMap::default(),
             sweeps: 0,
         }
-    }
-
-    /// The same, with the functions of language runtimes.
-    pub fn with_runtime_functions(self, runtime_functions: Arc<RuntimeFunctions>) -> Self {
-        Self { runtime_functions, ..self }
-    }
-
-    /// Whether addresses are symbolized.
-    pub const fn is_enabled(&self) -> bool {
-        self.enabled
     }
 
     /// Takes in the modules that new stacks refer to.

@@ -30,7 +30,8 @@ pub enum Meaning {
 /// The signals that heapbpf handles.
 pub struct Signals {
     streams: Vec<(libc::c_int, Signal)>,
-    command: Option<Process>,
+    /// The command that signals are passed on to, until it ends.
+    pub command: Option<Process>,
     /// Whether the end was requested before: the next signal that requests it ends the recording.
     asked: bool,
 }
@@ -58,11 +59,6 @@ impl Signals {
             Poll::Pending
         })
         .await
-    }
-
-    /// Notes that the command has ended: signals are no longer passed on.
-    pub fn command_ended(&mut self) {
-        self.command = None;
     }
 
     /// Handles a signal. Returns whether the recording ends now.

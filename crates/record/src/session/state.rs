@@ -160,7 +160,7 @@ impl Session {
             totals: Totals::open(&loader)?,
         };
         let inline = if let Some(ends) = ends {
-            programs.lifecycle.hold_inline_ends(ends);
+            programs.lifecycle.inline_ends = ends;
             load_inline(&loader, &plan, (&programs, &guardian))?
         } else {
             None

@@ -74,7 +74,7 @@ impl Session {
     pub(super) fn take_in(&mut self) -> usize {
         let is_over = self.schedule.has_ended(monotonic_ns());
         let latest_ns = self.schedule.ends_ns.filter(|_| !is_over).unwrap_or(u64::MAX);
-        let longest_copy_bytes = self.recorder.take_longest_copy();
+        let longest_copy_bytes = std::mem::take(&mut self.recorder.longest_copy_bytes);
         self.fit_rings(longest_copy_bytes);
         let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
         let is_awaited = self.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait);
@@ -82,7 +82,7 @@ impl Session {
         let until_ns = latest_ns.min(monotonic_ns() + longest_ns);
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, until_ns);
         self.grant_sites();
-        let crashes = self.recorder.take_crashes();
+        let crashes = std::mem::take(&mut self.recorder.crashes);
         if !crashes.is_empty() {
             // Crashes do not wait for the events of the host: a child may just have been forked.
             self.recorder.poll(&mut self.host);
@@ -91,7 +91,7 @@ impl Session {
             self.attaching.note_crash(&crash, &mut self.host);
             self.drop_untracked_heaps();
         }
-        for (process, time_ns) in self.recorder.take_new_jit_processes() {
+        for (process, time_ns) in std::mem::take(&mut self.recorder.new_jit_processes) {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);
         }
