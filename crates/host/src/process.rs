@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use globset::{Glob, GlobMatcher};
 use heapbpf_profile::model::Placement;
+use heapbpf_remote::Status;
 
 use super::cgroup::{self, Cgroup};
 use super::placement;
@@ -326,7 +327,8 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         _ => TargetError::Denied { pid, source },
     })?;
     // /proc/TID exists for every thread, although it is not listed.
-    if let Some(leader) = thread_group(pid).filter(|leader| *leader != pid) {
+    let leader = Status::read(&format!("/proc/{pid}/status")).map_or(pid, |status| status.process);
+    if leader != pid {
         return Err(TargetError::Thread { tid: pid, pid: leader });
     }
     if pid == std::process::id() {
@@ -339,11 +341,6 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         Err(source) if source.kind() == io::ErrorKind::PermissionDenied => Err(TargetError::Denied { pid, source }),
         _ => Ok(process),
     }
-}
-
-fn thread_group(tid: u32) -> Option<u32> {
-    let status = read_text(tid, "status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]
