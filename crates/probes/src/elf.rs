@@ -10,6 +10,7 @@ use object::read::ReadRef;
 
 use heapbpf_audit::FileKind;
 
+use crate::allocators::LOADERS;
 use crate::error::AttachError;
 use crate::machine::Machine;
 use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
@@ -257,6 +258,11 @@ impl FileImage {
             left_bytes = left;
             self.imports.insert(relocation.address, name.to_owned());
         }
+    }
+
+    /// Whether it is a dynamic loader.
+    pub(crate) fn is_loader(&self) -> bool {
+        self.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader)))
     }
 
     /// Names of its sections that show a language runtime.

@@ -9,7 +9,6 @@ use sampler_ebpf::abi::{
     SITE_THROWS, Site,
 };
 
-use crate::allocators::LOADERS;
 use crate::arch;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::FileImage;
@@ -203,7 +202,7 @@ fn plan(
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
-    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+    if image.is_loader() {
         return Err(AttachError::Loader);
     }
     let defined = table.defined_in(image);
