@@ -13,6 +13,7 @@ use super::exec_watch::ExecRing;
 use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
 use super::loader::{Loader, NamedProgram, ProgramKind};
+use super::sys::How;
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 /// The programs. Those that only a few targets need are loaded for the first of these: the verifier takes a tenth of a
@@ -245,7 +246,8 @@ impl Programs {
     fn check_link_type(&self) -> Result<(), KernelError> {
         let program = self.loader.program("nothing", self.allocation.wanted.1)?;
         let target = sys::UprobeTarget { path: c"/", offsets: &[1], cookies: &[0], semaphores: &[], pid: None };
-        match sys::link_uprobe_multi(program.as_fd(), self.entry_type(), &target, 0) {
+        let how = How::Multi { attach_type: self.entry_type(), flags: 0 };
+        match sys::link_uprobe(program.as_fd(), how, &target) {
             Err(source) if source.raw_os_error() != Some(libc::EBADF) => {
                 Err(KernelError::Link { what: "a probe".into(), source })
             }
@@ -324,23 +326,19 @@ impl Programs {
         (attach_type, flags): (u32, u32),
     ) -> std::io::Result<()> {
         let cookie = |point: &ProbePoint| Cookie(point.cookie).of_kind(counted_by.code()).0;
-        if self.kind == LinkKind::Perf {
-            for point in points {
-                let (offset, on_return) = (point.offset, flags == sys::MULTI_RETURN);
-                let place = sys::PerfPlace { path, offset, pid, on_return, semaphore: point.role.semaphore() };
-                let make = || self.guardian.link_uprobe_perf(program.as_fd(), &place, cookie(point));
-                links.links.push(with_retries(make)?);
-            }
-            return Ok(());
-        }
+        let how = match self.kind {
+            LinkKind::Perf => How::perf(flags == sys::MULTI_RETURN)?,
+            LinkKind::Session | LinkKind::Multi => How::Multi { attach_type, flags },
+        };
         let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
         let cookies: Vec<u64> = points.iter().map(cookie).collect();
         let have_semaphores = points.iter().any(|point| point.role.semaphore() != 0);
         let semaphores: Vec<u64> =
             points.iter().filter(|_| have_semaphores).map(|point| point.role.semaphore()).collect();
         let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, semaphores: &semaphores, pid };
-        let make = || self.guardian.link_uprobe_multi(program.as_fd(), attach_type, &target, flags);
-        links.links.push(with_retries(make)?);
+        for part in target.parts(how) {
+            links.links.push(with_retries(|| self.guardian.link_uprobe(program.as_fd(), how, &part))?);
+        }
         Ok(())
     }
 

@@ -50,7 +50,7 @@ pub fn sees_all_threads(loader: &Loader, guardian: &Guardian) -> Result<bool, Ke
     let pid = Some(std::process::id());
     let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], semaphores: &[], pid };
     let refused = |source| KernelError::Link { what: "heapbpf's own program file".into(), source };
-    let link = guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0).map_err(refused)?;
+    let link = guardian.link_uprobe(program.as_fd(), sys::How::multi(false), &target).map_err(refused)?;
     std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, || trial_site()).map(drop))
         .map_err(refused)?;
     drop(link);

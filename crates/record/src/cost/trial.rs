@@ -339,18 +339,14 @@ impl Baseline {
     }
 
     fn link(&mut self, (path, offsets): (&CStr, &[u64]), pid: u32, on_return: bool, perf: bool) -> std::io::Result<()> {
-        let (guardian, pid) = (&self.guardian, Some(pid));
-        if let Some(program) = self.multi.as_ref().filter(|_| !perf) {
-            let cookies = vec![0; offsets.len()];
-            let target = sys::UprobeTarget { path, offsets, cookies: &cookies, semaphores: &[], pid };
-            let flags = if on_return { sys::MULTI_RETURN } else { 0 };
-            let link = guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, flags)?;
-            self.links.push(link);
-            return Ok(());
-        }
-        for offset in offsets {
-            let place = sys::PerfPlace { path, offset: *offset, pid, on_return, semaphore: 0 };
-            self.links.push(guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
+        let (program, how) = match self.multi.as_ref().filter(|_| !perf) {
+            Some(program) => (program, sys::How::multi(on_return)),
+            None => (&self.perf, sys::How::perf(on_return)?),
+        };
+        let cookies = vec![0; offsets.len()];
+        let target = sys::UprobeTarget { path, offsets, cookies: &cookies, semaphores: &[], pid: Some(pid) };
+        for part in target.parts(how) {
+            self.links.push(self.guardian.link_uprobe(program.as_fd(), how, &part)?);
         }
         Ok(())
     }
