@@ -27,7 +27,7 @@ use heapbpf_kernel::object;
 use heapbpf_kernel::programs::{Programs, When};
 use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::rings::Ring;
-use heapbpf_kernel::stack_traces::StackTraces;
+use heapbpf_kernel::stack_traces;
 use heapbpf_kernel::totals::{Counts, Totals};
 use heapbpf_symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
@@ -176,8 +176,7 @@ impl Session {
             })
             .transpose()?;
         let names = Arc::new(RuntimeFunctions::default());
-        let walked = StackTraces::open(&loader)?;
-        let walked = move |id| walked.read(id);
+        let walked = stack_traces::open(&loader)?;
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
             KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
