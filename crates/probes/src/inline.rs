@@ -85,7 +85,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(&image, &extents);
     let reader = Reader::new(&image, &graph, table);
-    let unread = |function: &FoundFunction<'_>| function.row.is_unread();
+    let unread = |function: &FoundFunction<'_>| function.row.unread;
     let mut reasons: Vec<Missing> = found
         .iter()
         .filter(|function| unread(function))

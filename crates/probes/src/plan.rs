@@ -292,7 +292,7 @@ impl Planning<'_> {
                         && function.row.shape.is_realloc()
                         && self.graph.may_tail_jump(function.extent, &|to| self.reallocates(to));
                     // It is unknown what functions outside of the table of known allocators call.
-                    let calls_out = (self.reentrant.calls_out || function.row.is_unread()) && planned.return_needed;
+                    let calls_out = (self.reentrant.calls_out || function.row.unread) && planned.return_needed;
                     for (is_set, flag) in [
                         (*may_tail_jump, SITE_MAY_TAIL_JUMP),
                         (passes_block_on, SITE_PASSES_BLOCK_ON),
@@ -358,7 +358,7 @@ impl Planning<'_> {
             Leaving::default()
         } else if row.flags & SITE_THROWS != 0 {
             self.leaving.of_thrower(*extent)
-        } else if row.is_unread() {
+        } else if row.unread {
             self.leaving.of(*extent)
         } else {
             Leaving::default()

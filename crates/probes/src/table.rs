@@ -32,17 +32,12 @@ pub(super) struct Row {
     /// `SITE_*` flags from the allocator's semantics.
     pub(super) flags: u8,
     /// Whether it is unknown what the allocator calls: the user described it, or it is a last resort.
-    unread: bool,
+    pub(super) unread: bool,
     /// Whether the user described it.
     pub(super) is_custom: bool,
 }
 
 impl Row {
-    /// Whether it is unknown what the function's allocator calls.
-    pub(super) const fn is_unread(&self) -> bool {
-        self.unread
-    }
-
     /// The meaning of the arguments at the function's entry, for calls that are counted inside the process.
     pub(super) fn site_at_entry(&self, number: u16) -> Site {
         let arguments = self.shape.arguments;

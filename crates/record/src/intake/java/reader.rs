@@ -80,32 +80,20 @@ impl JavaReader {
         vm.unwrap_or(Err(Unsupported::NoAnswer))
     }
 
-    /// The code at an address; `None` if there is none.
-    pub fn code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, pc: u64) -> Result<Option<FoundCode>, Failed> {
+    /// Reads something of a JVM.
+    pub fn read<A: Send + 'static>(
+        &mut self,
+        memory: &Arc<File>,
+        vm: &Arc<Vm>,
+        read: impl FnOnce(&ProcessMemory, &Vm) -> Result<A, ReadError> + Send + 'static,
+    ) -> Result<A, Failed> {
         let vm = Arc::clone(vm);
-        Ok(self.ask(memory, move |memory| code(memory, &vm, pc))??)
-    }
-
-    /// The check of the code that begins at an address.
-    pub fn check_of_code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, start: u64) -> Result<u64, Failed> {
-        let vm = Arc::clone(vm);
-        Ok(self.ask(memory, move |memory| Blob::read(memory, &vm, start).map(|blob| blob.check))??)
-    }
-
-    /// The method at an address.
-    pub fn method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<Method, Failed> {
-        let vm = Arc::clone(vm);
-        Ok(self.ask(memory, move |memory| Method::read(memory, &vm, address))??)
-    }
-
-    /// The check of the method at an address.
-    pub fn check_of_method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<u64, Failed> {
-        let vm = Arc::clone(vm);
-        Ok(self.ask(memory, move |memory| Method::check(memory, &vm, address))??)
+        Ok(self.ask(memory, move |memory| read(memory, &vm))??)
     }
 }
 
-fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
+/// The code at an address; `None` if there is none.
+pub fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
     let Some(blob) = Blob::find(memory, vm, pc)? else { return Ok(None) };
     // Without a description of what is inlined, the compiled method is still known.
     let alone = || vec![Scope { method: blob.method, bytecode: None }];
