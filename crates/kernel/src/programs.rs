@@ -285,8 +285,8 @@ impl Programs {
             points.iter().filter(|point| is_wanted(point.role)).copied().collect()
         };
         let allocates = with(|role| role == Role::Allocates);
-        let announced = |role| matches!(role, Role::Announces { .. });
-        let free_is_announced = |role| matches!(role, Role::AnnouncesFree { .. });
+        let announced = |role: Role| matches!(role, Role::Announces { .. });
+        let free_is_announced = |role: Role| matches!(role, Role::AnnouncesFree { .. });
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = (self.entry_type(), 0);
         let without_return = self.allocation_without_return.as_ref().unwrap_or(&self.allocation);

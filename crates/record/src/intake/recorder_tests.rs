@@ -16,7 +16,7 @@ const PROCESS: ProcessKey = ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 };
 fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
     let reads = Rc::new(Cell::new(0));
     let counted = Rc::clone(&reads);
-    let walked = move |id| {
+    let walked = move |id: i32| {
         counted.set(counted.get() + 1);
         vec![0x1000, 0x2000 + id as u64]
     };
