@@ -7,11 +7,13 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, Rela as _, SectionH
 
 use crate::section::name_at;
 use crate::tables::{program_headers, section_headers, section_names};
-use crate::{Elf, ElfError, Image, MAX_NAMES, Pieces, SHT_NOBITS, Section, Segment, text_at};
+use crate::{Elf, ElfError, Image, MAX_NAMES, Pieces, SHT_NOBITS, Section, Segment, Symbol, text_at};
 
 pub(crate) type Header = FileHeader64<LittleEndian>;
 pub(crate) const LE: LittleEndian = LittleEndian;
 pub(crate) type Sym = Sym64<LittleEndian>;
+/// Limit of [`ElfFile::each_symbol`].
+const SHORT_NAME_BYTES: usize = 64;
 /// File ranges of a symbol table and of its strings: offset and length, bytes.
 pub(crate) type SymbolTable = [(u64, u64); 2];
 
@@ -139,6 +141,20 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         }
         let bytes = self.data.read_bytes_at(section.offset, section.bytes);
         bytes.map_err(|()| ElfError::Io(std::io::ErrorKind::UnexpectedEof.into()))
+    }
+
+    /// Calls `found` with the name of each symbol that a table defines: `.symtab` with `.strtab`, or `.dynsym` with
+    /// `.dynstr`. Names of 64 bytes or more are left out.
+    pub fn each_symbol(&self, [table, names]: [&str; 2], mut found: impl FnMut(&'d [u8], Symbol)) {
+        let bytes = |name| self.headers.section(name).and_then(|section| self.section_bytes(section).ok());
+        let (Some(table), Some(names)) = (bytes(table), bytes(names)) else { return };
+        let Ok(symbols) = object::slice_from_all_bytes::<Sym>(table) else { return };
+        for symbol in symbols.iter().filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF) {
+            let Some(name) = names.get(symbol.st_name(LE) as usize..) else { continue };
+            let name = &name[..name.len().min(SHORT_NAME_BYTES)];
+            let Some(end) = memchr::memchr(0, name) else { continue };
+            found(&name[..end], Symbol::unnamed(symbol.st_value(LE), symbol.st_size(LE)));
+        }
     }
 
     /// Returns the path of the dynamic loader that a program requests.

@@ -71,6 +71,17 @@ pub fn is_elf(image: &dyn Image) -> bool {
     image.read_at(0, &mut magic).is_ok() && magic == object::elf::ELFMAG
 }
 
+/// Returns a string in which bytes that are not UTF-8 are written as `\xNN`.
+#[must_use]
+pub fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
 /// Returns the NUL-terminated string at `at`, if it is UTF-8 and at most [`MAX_NAME_BYTES`] long.
 fn text_at(strings: &[u8], at: usize) -> Option<&str> {
     let rest = strings.get(at..)?;

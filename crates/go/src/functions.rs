@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use heapbpf_elf::{Elf, Image, Section, Segment, read_range};
+use heapbpf_elf::{Elf, Image, Section, Segment, escaped, read_range};
 
 use crate::memory::{FileBytes, Window};
 use crate::version::Layout;
@@ -287,16 +287,6 @@ pub fn shown<'n>(names: impl Iterator<Item = &'n str>) -> Range<usize> {
     let end = names.len() - usize::from(names.len() > 1 && names.ends_with(&["runtime.goexit"]));
     let inner = names[..end].iter().take_while(is_of_runtime).count();
     if inner == end { 0..end } else { inner..end }
-}
-
-/// Returns a string in which bytes that are not UTF-8 are written as `\xNN`.
-fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
-    }
-    text
 }
 
 /// Returns a name as Go prints it, without the type arguments of a generic function.

@@ -14,7 +14,6 @@ pub mod functions;
 pub mod heap;
 pub mod memory;
 pub mod program;
-mod symbols;
 mod unread;
 pub mod version;
 

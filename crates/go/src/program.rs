@@ -1,11 +1,10 @@
 //! A Go program: its version, its function table, and where its runtime stores the heap profile.
 
-use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Section, Segment, read_range};
+use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Section, Segment, Symbol, read_range};
 use object::elf::EM_X86_64;
 
 use crate::code::first_load;
 use crate::functions::Functions;
-use crate::symbols;
 use crate::unread::Unsupported;
 use crate::version::{Layout, Version};
 
@@ -84,7 +83,7 @@ fn by_symbols(image: &dyn Image) -> Option<Variables> {
     let file = ElfFile::parse(&pieces).ok()?;
     let [mut buckets, mut cycle, mut rate, mut disabled] = [None; 4];
     let mut module = Vec::new();
-    symbols::each_of_runtime(&file, |name, address| match name {
+    file.each_symbol([".symtab", ".strtab"], |name, Symbol { address, .. }| match name {
         b"runtime.mbuckets" => buckets = Some(address),
         b"runtime.mProfCycle" => cycle = Some(address),
         b"runtime.MemProfileRate" => rate = Some(address),

@@ -6,11 +6,11 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use heapbpf_glibc::{Heap, Memory, Space};
+use heapbpf_remote::{Mapping, Maps};
 
 use super::clock::thread_cpu_time;
 use super::pages::Pages;
@@ -43,7 +43,7 @@ pub type Answer = (Option<Heap>, Duration);
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct ArenaReader(ReaderThread<ArenaRequest, Answer>);
+pub struct ArenaReader(ReaderThread);
 
 impl ArenaReader {
     /// Reads the arenas of a process. `None` if the process has exited, if its memory may not be read, or if it has no
@@ -52,14 +52,12 @@ impl ArenaReader {
     /// # Errors
     /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
     pub fn read(&mut self, wanted: ArenaRequest) -> Result<Answer, NoAnswer> {
-        self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
+        self.0.ask("arenas", wanted.longest + GRACE, move || {
+            let begun = thread_cpu_time();
+            let heap = read(wanted);
+            (heap, thread_cpu_time().saturating_sub(begun))
+        })
     }
-}
-
-fn answer(wanted: ArenaRequest) -> Answer {
-    let begun = thread_cpu_time();
-    let heap = read(wanted);
-    (heap, thread_cpu_time().saturating_sub(begun))
 }
 
 fn read(ArenaRequest { pid, start_ns, version, longest, with_python }: ArenaRequest) -> Option<Heap> {
@@ -104,21 +102,9 @@ impl Memory for Target {
     }
 }
 
-/// A line of the list of mappings.
-struct Mapping<'m> {
-    range: Range<u64>,
-    is_writable: bool,
-    /// Empty for anonymous memory.
-    name: &'m str,
-}
-
-fn mapping(line: &str) -> Option<Mapping<'_>> {
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    let is_writable = fields.next()? == "rw-p";
-    let name = fields.nth(3).unwrap_or_default().trim();
-    (range.start < range.end).then_some(Mapping { range, is_writable, name })
+/// Whether a mapping holds private data that can be changed.
+fn is_data(mapping: &Mapping) -> bool {
+    mapping.is_readable && mapping.is_writable && !mapping.is_executable && !mapping.is_shared
 }
 
 /// Whether a path is that of glibc's library.
@@ -136,21 +122,22 @@ pub(crate) fn is_python(path: &str) -> bool {
 /// Where a process has its heap, variables and anonymous memory. The variables are those of glibc's library, or those
 /// of the program if no such library is mapped.
 pub(crate) fn space(text: &str) -> Space {
-    let mappings: Vec<Mapping> = text.lines().filter_map(mapping).collect();
-    let program = mappings.iter().map(|it| it.name).find(|name| name.starts_with('/'));
-    let has_libc = mappings.iter().any(|it| is_libc(it.name));
+    let maps = Maps::parse(text, 0);
+    let mappings = maps.as_slice();
+    let program = mappings.iter().map(|it| &*it.name).find(|name| name.starts_with('/'));
+    let has_libc = mappings.iter().any(|it| is_libc(&it.name));
     let is_wanted = |name: &str| if has_libc { is_libc(name) } else { Some(name) == program };
-    let mut space = Space { has_python: mappings.iter().any(|it| is_python(it.name)), ..Space::default() };
-    for (k, it) in mappings.iter().enumerate().filter(|(_, it)| it.is_writable) {
+    let mut space = Space { has_python: mappings.iter().any(|it| is_python(&it.name)), ..Space::default() };
+    for (k, it) in mappings.iter().enumerate().filter(|(_, it)| is_data(it)) {
         let range = it.range.clone();
-        match it.name {
+        match it.name.trim_end() {
             "[heap]" => match &mut space.heap {
                 Some(heap) => heap.end = range.end,
                 heap => *heap = Some(range),
             },
             name if is_wanted(name) => {
                 // Zero-initialised variables (.bss) follow it.
-                let next = mappings.get(k + 1).filter(|next| next.is_writable && next.name.is_empty());
+                let next = mappings.get(k + 1).filter(|next| is_data(next) && next.name.is_empty());
                 let next = next.filter(|next| next.range.start == range.end);
                 space.data.push(range.start..next.map_or(range.end, |next| next.range.end));
             }

@@ -3,29 +3,22 @@
 //! A uprobe on the same instruction would hide such a breakpoint: the kernel takes the trap for its own.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use heapbpf_remote::Status;
 use heapbpf_unwind::mapping::Mapping;
 
 /// The breakpoint instruction, which uprobes use as well.
 const BREAKPOINT: u8 = 0xcc;
-
-/// Whether a debugger (or another tracer) is attached to a process, from the text of its `/proc/PID/status`.
-#[must_use]
-pub fn is_traced(status: &str) -> bool {
-    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-    tracer.is_some_and(|pid| pid.trim() != "0")
-}
 
 /// Returns the instructions at `offsets` of a mapped file that are breakpoints in the memory of a traced process, but
 /// not in the file. Empty if the process is not traced or its memory cannot be read. A tracer's breakpoint looks the
 /// same there as a uprobe of another program.
 #[must_use]
 pub fn among(pid: u32, mappings: &[Mapping], file: &File, offsets: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
-    if cfg!(not(target_arch = "x86_64"))
-        || !fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| is_traced(&s))
-    {
+    let is_traced = || Status::read(&format!("/proc/{pid}/status")).is_ok_and(|status| status.tracer != 0);
+    if cfg!(not(target_arch = "x86_64")) || !is_traced() {
         return BTreeSet::new();
     }
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return BTreeSet::new() };
@@ -42,15 +35,4 @@ pub fn among(pid: u32, mappings: &[Mapping], file: &File, offsets: impl IntoIter
             && byte_at(file, *offset).is_some_and(|byte| byte != BREAKPOINT)
     };
     offsets.into_iter().filter(is_breakpoint).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tracer_is_told_by_the_status() {
-        assert!(is_traced("Name:\tx\nTracerPid:\t17\nUid:\t0\n"));
-        assert!(!is_traced("Name:\tx\nTracerPid:\t0\n") && !is_traced("Name:\tx\n"));
-    }
 }

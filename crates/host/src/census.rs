@@ -83,25 +83,18 @@ impl std::fmt::Display for KnownVersions {
     }
 }
 
-/// The process to take a census of, and how long that may take.
-#[derive(Clone, Copy, Debug)]
-struct CensusRequest {
-    pid: u32,
-    start_ns: u64,
-    longest: Duration,
-}
-
 /// Takes a census of a process. What has not been read after `longest` is reported as such.
 ///
 /// # Errors
 /// [`NotTaken`].
 pub fn take(process: &ProcessInfo, longest: Duration) -> Result<Taken, NotTaken> {
-    let wanted = CensusRequest { pid: process.pid, start_ns: process.start_ns, longest };
+    let (pid, start_ns) = (process.pid, process.start_ns);
     // A page that disappears while it is read can block the thread, which is then abandoned.
-    ReaderThread::default().ask(wanted, "census", read, longest + GRACE).unwrap_or(Err(NotTaken::Late))
+    let taken = ReaderThread::default().ask("census", longest + GRACE, move || read(pid, start_ns, longest));
+    taken.unwrap_or(Err(NotTaken::Late))
 }
 
-fn read(CensusRequest { pid, start_ns, longest }: CensusRequest) -> Result<Taken, NotTaken> {
+fn read(pid: u32, start_ns: u64, longest: Duration) -> Result<Taken, NotTaken> {
     let begun = Instant::now();
     let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|error| not_opened(&error));
     let (content, mut text) = (open("mem")?, Vec::new());

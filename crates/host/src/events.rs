@@ -1,7 +1,9 @@
 //! Receives process events from the kernel: forks, execs, exits and executable mappings of every process.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::epoll;
 
 use super::HostError;
 use super::perf_ring::{Next, PerfRing, RingOptions};
@@ -27,15 +29,10 @@ impl HostEvents {
     /// # Errors
     /// [`HostError::Events`] if a CPU cannot be watched: a capability is missing, or the kernel has no perf events.
     pub fn open(options: RingOptions) -> Result<Self, HostError> {
-        // SAFETY: `epoll_create1` takes no pointers; the result is checked below.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if epoll < 0 {
-            return Err(HostError::Events { source: io::Error::last_os_error() });
-        }
-        // SAFETY: `epoll_create1` just returned this descriptor, so nothing else owns it.
-        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let failed = |source| HostError::Events { source };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
-        events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
+        events.watch_online_cpus().map_err(failed)?;
         Ok(events)
     }
 
@@ -46,7 +43,8 @@ impl HostEvents {
     /// The kernel's error, if an online CPU cannot be watched.
     pub fn watch_online_cpus(&mut self) -> io::Result<bool> {
         let mut added = false;
-        for cpu in online_cpus()? {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+        for cpu in parse_cpu_list(&online) {
             if self.rings.iter().any(|ring| ring.cpu() == cpu) {
                 continue;
             }
@@ -56,13 +54,7 @@ impl HostEvents {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,
                 Err(error) => return Err(error),
             };
-            let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(cpu) };
-            let (epoll, event) = (self.epoll.as_raw_fd(), ring.as_fd().as_raw_fd());
-            // SAFETY: `self.epoll` and `ring` keep both descriptors open, and `interest` is a local that outlives the
-            // call.
-            if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut interest) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
+            epoll::add(&self.epoll, &ring, epoll::EventData::new_u64(cpu.into()), epoll::EventFlags::IN)?;
             self.rings.push(ring);
             added = true;
         }
@@ -128,11 +120,6 @@ fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut 
     };
     ring.release();
     left
-}
-
-fn online_cpus() -> io::Result<Vec<u32>> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    Ok(parse_cpu_list(&list))
 }
 
 /// Parses the kernel's list format, such as `0-3,8`. Anything but CPU numbers below 65,536 is ignored.

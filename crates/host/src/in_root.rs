@@ -1,12 +1,12 @@
 //! Opens files the way a process with another root (a container, a chroot) would.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// The root directory of a process, if it differs from heapbpf's.
 #[must_use]
@@ -42,28 +42,13 @@ pub fn open(root: &Path, path: &Path) -> io::Result<File> {
 /// Errors of open(2) and openat2(2).
 pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: `open_how` is plain integers, for which zero is a valid value; openat2(2) requires unused fields to be
-    // zero.
-    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
-    how.resolve = libc::RESOLVE_NO_MAGICLINKS
-        | match links {
-            Links::Inside => libc::RESOLVE_IN_ROOT,
-            Links::Refused => libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_SYMLINKS,
-            Links::Beneath => libc::RESOLVE_BENEATH,
-        };
-    // SAFETY: `path` is NUL-terminated, `how` is initialised and has the size that is passed; both outlive the call, as
-    // does `directory`.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_openat2, directory.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
+    let resolve = match links {
+        Links::Inside => ResolveFlags::IN_ROOT,
+        Links::Refused => ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS,
+        Links::Beneath => ResolveFlags::BENEATH,
     };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: `openat2` just returned this descriptor, so nothing else owns it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?.into())
 }
 
 /// Returns a handle (`O_PATH`) to what is at `path` below our own root.

@@ -24,7 +24,6 @@ pub mod in_root;
 pub mod independent;
 pub mod invoking_user;
 pub mod limits;
-pub mod mapped_ranges;
 pub mod mappings;
 pub mod messages;
 pub mod modules;

@@ -5,6 +5,8 @@ use std::{fs, io};
 
 use heapbpf_audit::LinkKind;
 use procfs::KernelVersion;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::capabilities;
 
 /// Inode of the initial PID namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -77,7 +79,7 @@ pub fn forbid_inline_hooks() -> Option<&'static str> {
     if cfg!(not(target_arch = "x86_64")) {
         return Some("this machine is not x86-64");
     }
-    let effective = effective_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let effective = effective_capabilities();
     let lacks = |bit: u32| effective >> bit & 1 == 0;
     (lacks(CAP_SYS_PTRACE) || lacks(CAP_DAC_OVERRIDE)).then_some(
         "heapbpf lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE, which it needs to stop processes and write into them",
@@ -115,7 +117,7 @@ impl Limits {
         Self {
             version: release.parse().ok(),
             release,
-            missing: missing_capabilities(effective_capabilities(&text("/proc/self/status").unwrap_or_default())),
+            missing: missing_capabilities(effective_capabilities()),
             lockdown: text("/sys/kernel/security/lockdown").ok().and_then(|modes| chosen_mode(&modes)),
             perf_event_paranoid: text("/proc/sys/kernel/perf_event_paranoid").ok().and_then(|level| level.parse().ok()),
             btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
@@ -153,13 +155,10 @@ impl Limits {
 
 /// Raises heapbpf's limits on open files and locked memory as far as permitted and useful. Kernels before 5.11 charge
 /// maps to the latter. Returns the maximum number of open files.
-///
-/// # Errors
-/// If the limits cannot be read. A limit that cannot be raised is no error.
-pub fn raise() -> io::Result<u64> {
-    let open_files = raise_one(libc::RLIMIT_NOFILE, OPEN_FILES)?;
-    raise_one(libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY)?;
-    Ok(open_files)
+#[must_use]
+pub fn raise() -> u64 {
+    raise_one(Resource::Memlock, u64::MAX);
+    raise_one(Resource::Nofile, OPEN_FILES)
 }
 
 /// The limit on open files is too low for a recording.
@@ -175,27 +174,20 @@ pub struct TooFewFiles {
 /// # Errors
 /// [`TooFewFiles`].
 pub fn raise_for_recording() -> Result<(), TooFewFiles> {
-    match raise() {
-        Ok(may) if may < FEWEST_FILES => Err(TooFewFiles { may }),
-        Ok(_) => Ok(()),
-        Err(error) => {
-            log::warn!("cannot raise resource limits: {error}");
-            Ok(())
-        }
-    }
+    let may = raise();
+    if may < FEWEST_FILES { Err(TooFewFiles { may }) } else { Ok(()) }
 }
 
 /// Maximum number of module files to keep open: half of the limit on open files, 4,096 at most.
 #[must_use]
 pub fn module_files() -> usize {
-    raise().map_or(4096, |open_files| usize::try_from(open_files / 2).unwrap_or(usize::MAX).min(4096))
+    usize::try_from(raise() / 2).unwrap_or(usize::MAX).min(4096)
 }
 
 /// Number of open files that remain for hooked processes, beside modules and what any recording needs.
 #[must_use]
 pub fn process_files() -> usize {
-    let files = raise().map_or(u64::MAX, |open_files| open_files.saturating_sub(FEWEST_FILES));
-    usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(module_files())
+    usize::try_from(raise().saturating_sub(FEWEST_FILES)).unwrap_or(usize::MAX).saturating_sub(module_files())
 }
 
 /// Returns advice if a message says that too many files are open. `None` for other messages.
@@ -205,33 +197,27 @@ pub fn advice(message: &str) -> Option<String> {
     if !message.contains(&error) || message.contains(RAISE_FILES) {
         return None;
     }
-    let may = raise().map_or_else(|_| "too few".to_owned(), |open_files| open_files.to_string());
+    let may = raise();
     Some(format!("heapbpf may open {may} files, too few for these targets: {RAISE_FILES}"))
 }
 
-fn raise_one(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a local `rlimit` that the call writes to.
-    if unsafe { libc::getrlimit(resource, &raw mut limit) } < 0 {
-        return Err(io::Error::last_os_error());
+fn raise_one(resource: Resource, wanted: u64) -> u64 {
+    let limit = getrlimit(resource);
+    let [current, maximum] = [limit.current, limit.maximum].map(|limit| limit.unwrap_or(u64::MAX));
+    if current >= wanted {
+        return current;
     }
-    if limit.rlim_cur >= wanted {
-        return Ok(limit.rlim_cur);
-    }
-    let beyond = libc::rlimit { rlim_cur: wanted, rlim_max: limit.rlim_max.max(wanted) };
-    let within = libc::rlimit { rlim_cur: wanted.min(limit.rlim_max), rlim_max: limit.rlim_max };
-    for attempt in [beyond, within] {
-        // SAFETY: `attempt` is an initialised `rlimit` that the call only reads.
-        if unsafe { libc::setrlimit(resource, &raw const attempt) } == 0 {
-            return Ok(attempt.rlim_cur);
-        }
-    }
-    Ok(limit.rlim_cur)
+    let finite = |limit: u64| Some(limit).filter(|limit| *limit < u64::MAX);
+    let is_raised = |most: u64| {
+        let raised = Rlimit { current: finite(wanted.min(most)), maximum: finite(most) };
+        setrlimit(resource, raised).is_ok()
+    };
+    let most = [maximum.max(wanted), maximum].into_iter().find(|most| is_raised(*most));
+    most.map_or(current, |most| wanted.min(most))
 }
 
-fn effective_capabilities(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0)
+fn effective_capabilities() -> u64 {
+    capabilities(None).map_or(0, |sets| sets.effective.bits())
 }
 
 fn missing_capabilities(effective: u64) -> Vec<Capability> {
@@ -290,8 +276,6 @@ mod tests {
         assert_eq!(names(0).len(), CAPABILITIES.len());
         assert_eq!(names(1 << CAP_SYS_ADMIN), ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]);
         assert_eq!(names(!(1 << 2)), [] as [&str; 0], "CAP_DAC_OVERRIDE is more");
-        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001fffeffffff\nCapBnd:\t0\n"), 0x01ff_feff_ffff);
-        assert_eq!(effective_capabilities("nothing"), 0);
     }
 
     #[test]
@@ -338,7 +322,7 @@ mod tests {
     fn this_machine() {
         let limits = Limits::read();
         assert!(limits.version.is_some_and(|version| version.major >= 4), "{limits:?}");
-        let raised = raise().expect("limits can be read");
-        assert_eq!(raise().expect("again"), raised, "raising twice changes nothing");
+        let raised = raise();
+        assert_eq!(raise(), raised, "raising twice changes nothing");
     }
 }

@@ -91,8 +91,9 @@ pub struct Module {
     /// Whether it was found to have an allocator. If so, its mappings are kept first.
     has_allocator: bool,
     code: CodeRanges,
+    /// Device and inode, as the kernel reported them with the mapping.
     device: Device,
-    inode: u64,
+    pub(crate) inode: u64,
     generation: Option<u64>,
     /// The path's bytes, if they are not UTF-8.
     raw_path: Option<Box<[u8]>>,
@@ -106,12 +107,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// The process in which it was last seen mapped.
-    #[must_use]
-    pub fn seen_in(&self) -> u32 {
-        self.seen.pid
-    }
-
     /// Why it cannot be read. `None` if it can.
     #[must_use]
     pub fn unreadable(&self) -> Option<&Unreadable> {
@@ -122,12 +117,6 @@ impl Module {
     fn deleted_bytes(&self) -> Option<u64> {
         let Content::Open { file, .. } = &self.content else { return None };
         space_if_deleted(file)
-    }
-
-    /// Device and inode, as the kernel reported them with the mapping.
-    #[must_use]
-    pub fn file_identity(&self) -> (Device, u64) {
-        (self.device, self.inode)
     }
 }
 
@@ -453,7 +442,7 @@ impl ModuleTable {
         }
         let modules = &self.modules;
         // Other names are found again when needed: those of exited containers and of memory files.
-        let has_it_first = |key, id: &ModuleId| modules.get(id).is_some_and(|module| module.file_identity() == key);
+        let has_it_first = |key, id: &ModuleId| modules.get(id).is_some_and(|it| (it.device, it.inode) == key);
         self.by_file.retain(|key, ids| {
             ids.retain(|id| has_it_first(*key, id));
             !ids.is_empty()
@@ -548,7 +537,7 @@ impl ModuleFiles for ModuleTable {
     }
 
     fn root(&self, module: ModuleId) -> Option<PathBuf> {
-        super::in_root::other_root(self.get(module)?.seen_in())
+        super::in_root::other_root(self.get(module)?.seen.pid)
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, fstatfs, statx};
 
 use super::in_root::{self, Links};
 use super::record::{Device, MapEvent};
@@ -217,8 +217,8 @@ fn verified(handle: &File, map: &MapEvent, path: &Path, trust: Trust) -> Result<
     let file = in_root::open_regular(handle).map_err(|error| Unreadable::from_io(&error))?;
     let stamp = stamp(&metadata);
     let overlay = file_system == libc::OVERLAYFS_SUPER_MAGIC;
-    let handle = if overlay { file_handle(&file) } else { None };
-    let real = handle.map(|handle| RealFile { handle, stamp });
+    let handle = if overlay { name_to_handle(&file) } else { None };
+    let real = handle.map(|(_, handle)| RealFile { handle, stamp });
     let generation = if device(&metadata) == map.device { generation(&file) } else { None };
     // The number of a deleted file's inode is given to new files.
     if generation.is_some_and(|now| map.inode_generation != 0 && now != map.inode_generation) {
@@ -244,14 +244,8 @@ fn device(metadata: &Metadata) -> Device {
 }
 
 /// The file system's magic number, or 0 if it is unknown.
-fn file_system(file: &File) -> libc::__fsword_t {
-    let mut buffer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: `file` keeps the descriptor open, and `buffer` has the size of `statfs`. It is plain integers, so it is
-    // initialised by the zeroes even if the call fails.
-    unsafe {
-        libc::fstatfs(file.as_raw_fd(), buffer.as_mut_ptr());
-        buffer.assume_init().f_type
-    }
+fn file_system(file: &File) -> libc::c_long {
+    fstatfs(file).map_or(0, |found| found.f_type)
 }
 
 /// Attributes that are the same whether a file is seen directly or through an overlay mount.
@@ -281,10 +275,6 @@ pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
 fn handle_beneath(handle: &[u8]) -> Option<(u8, &[u8])> {
     const MAGIC: u8 = 0xfb;
     (*handle.get(4)? == MAGIC).then_some((*handle.get(7)?, handle.get(24..)?))
-}
-
-fn file_handle(file: &File) -> Option<Box<[u8]>> {
-    name_to_handle(file).map(|(_, handle)| handle)
 }
 
 /// The file's handle and its type, usable only for comparison (`AT_HANDLE_FID`).

@@ -6,10 +6,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use procfs::process::{MMPermissions, MMapPath, Process};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Maximum number of bytes to copy. A C library has two million; a statically linked program perhaps a hundred million.
 const MOST_BYTES: u64 = 8 << 20;
@@ -39,7 +40,7 @@ pub fn leave_the_file() -> io::Result<()> {
     }
     let mut code = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
     file.read_exact_at(&mut code, map.offset)?;
-    let copy = memfd()?;
+    let copy = File::from(memfd_create(c"heapbpf-libc", MemfdFlags::CLOEXEC)?);
     copy.write_all_at(&code, 0)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_EXEC;
@@ -47,16 +48,6 @@ pub fn leave_the_file() -> io::Result<()> {
     // one step.
     let mapped = unsafe { libc::mmap(start as *mut _, code.len(), access, flags, copy.as_raw_fd(), 0) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn memfd() -> io::Result<File> {
-    // SAFETY: the name is a C string.
-    let fd = unsafe { libc::memfd_create(c"heapbpf-libc".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new, so nothing else owns it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 #[cfg(test)]

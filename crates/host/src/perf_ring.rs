@@ -66,8 +66,7 @@ impl PerfRing {
     /// Errors of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
     pub fn open(cpu: u32, options: RingOptions) -> io::Result<Self> {
         let event = File::from(open_event(cpu, options)?);
-        // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
-        let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page_bytes = procfs::page_size() as usize;
         let pages = options.ring_bytes.div_ceil(page_bytes).max(1).next_power_of_two();
         let map_bytes = (pages + 1) * page_bytes;
         // SAFETY: the address is null, so the kernel picks a free range and no existing mapping is replaced.

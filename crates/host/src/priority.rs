@@ -1,22 +1,21 @@
 //! A raised scheduling priority for a thread that others wait for.
 
-use std::io;
+use rustix::process::{getpriority_process, setpriority_process};
 
 /// Nice value while the priority is raised.
-const NICE: libc::c_int = -15;
+const NICE: i32 = -15;
 
 /// Raises the calling thread's scheduling priority until dropped, if that is permitted. Drop it in the same thread.
 pub struct RaisedPriority {
-    before: Option<libc::c_int>,
+    before: Option<i32>,
 }
 
 impl RaisedPriority {
     /// Raises the calling thread's priority, unless it is as high already.
     #[must_use]
     pub fn begin() -> Self {
-        // SAFETY: `getpriority` takes integers only; 0 is the calling thread. A result of -1 is a nice value, too.
-        let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-        Self { before: (before > NICE && set(NICE).is_ok()).then_some(before) }
+        let before = getpriority_process(None).ok().filter(|before| *before > NICE);
+        Self { before: before.filter(|_| setpriority_process(None, NICE).is_ok()) }
     }
 
     /// Whether it was this that raised the priority.
@@ -26,15 +25,9 @@ impl RaisedPriority {
     }
 }
 
-fn set(nice: libc::c_int) -> io::Result<()> {
-    // SAFETY: `setpriority` takes integers only; 0 is the calling thread.
-    let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 impl Drop for RaisedPriority {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.before.map(set) {
+        if let Some(Err(error)) = self.before.map(|before| setpriority_process(None, before)) {
             log::warn!("cannot lower the daemon's priority again: {error}");
         }
     }

@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use globset::{Glob, GlobMatcher};
 use heapbpf_profile::model::Placement;
+use heapbpf_remote::Status;
 
 use super::cgroup::{self, Cgroup};
 use super::placement;
@@ -112,9 +113,8 @@ impl Stat {
     /// # Errors
     /// `NotFound` (or ESRCH) if there is no such process; `InvalidData` if the text is malformed.
     pub fn read(pid: u32) -> io::Result<Self> {
-        // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
-        let ticks = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
-        Self::parse(&read_text(pid, "stat")?, ticks).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let stat = Self::parse(&read_text(pid, "stat")?, procfs::ticks_per_second());
+        stat.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Parses `pid (comm) state ppid …`. The name may contain anything, including parentheses.
@@ -327,7 +327,8 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         _ => TargetError::Denied { pid, source },
     })?;
     // /proc/TID exists for every thread, although it is not listed.
-    if let Some(leader) = thread_group(pid).filter(|leader| *leader != pid) {
+    let leader = Status::read(&format!("/proc/{pid}/status")).map_or(pid, |status| status.process);
+    if leader != pid {
         return Err(TargetError::Thread { tid: pid, pid: leader });
     }
     if pid == std::process::id() {
@@ -340,11 +341,6 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         Err(source) if source.kind() == io::ErrorKind::PermissionDenied => Err(TargetError::Denied { pid, source }),
         _ => Ok(process),
     }
-}
-
-fn thread_group(tid: u32) -> Option<u32> {
-    let status = read_text(tid, "status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,45 +26,40 @@ impl Memory for ProcessMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoAnswer;
 
-/// A request, and the channel for its answer.
-pub type Asked<Q, A> = (Q, SyncSender<A>);
-
-/// The queue of a thread's requests, and whether the thread is running.
-type Thread<Q, A> = (Sender<Asked<Q, A>>, Weak<()>);
+/// A read, which passes on its own result.
+pub type Read = Box<dyn FnOnce() + Send>;
 
 /// The handle to a thread that reads.
-pub struct ReaderThread<Q, A> {
-    /// `None` if there is no thread at the moment.
-    thread: Option<Thread<Q, A>>,
+#[derive(Default)]
+pub struct ReaderThread {
+    /// The queue of the thread, and whether it runs. `None` if there is no thread at the moment.
+    thread: Option<(Sender<Read>, Weak<()>)>,
     /// Abandoned threads, as long as they run.
     given_up: Vec<Weak<()>>,
 }
 
-impl<Q, A> Default for ReaderThread<Q, A> {
-    fn default() -> Self {
-        Self { thread: None, given_up: Vec::new() }
+impl ReaderThread {
+    /// A reader whose thread does not read. What it should read can be taken from the returned queue.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn that_does_not_answer() -> (Self, std::sync::mpsc::Receiver<Read>) {
+        let (reads, queue) = channel();
+        (Self { thread: Some((reads, Weak::new())), given_up: Vec::new() }, queue)
     }
-}
 
-#[cfg(any(test, feature = "testing"))]
-impl<Q, A> ReaderThread<Q, A> {
-    /// A reader whose thread answers no requests. They can be taken from the returned queue.
-    pub fn that_does_not_answer() -> (Self, Receiver<Asked<Q, A>>) {
-        let (requests, queue) = channel();
-        (Self { thread: Some((requests, Weak::new())), given_up: Vec::new() }, queue)
-    }
-}
-
-impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
-    /// Lets a thread with this name answer a request by calling `read`, and waits for the answer for at most
-    /// `longest_wait`.
+    /// Lets a thread with this name call `read`, and waits for the result for at most `longest_wait`.
     ///
     /// # Errors
     /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
-    pub fn ask(&mut self, request: Q, name: &str, read: fn(Q) -> A, longest_wait: Duration) -> Result<A, NoAnswer> {
+    pub fn ask<A: Send + 'static>(
+        &mut self,
+        name: &str,
+        longest_wait: Duration,
+        read: impl FnOnce() -> A + Send + 'static,
+    ) -> Result<A, NoAnswer> {
         let (reply, answer) = sync_channel(1);
-        let thread = self.thread(name, read).ok_or(NoAnswer)?;
-        thread.send((request, reply)).map_err(|_| NoAnswer)?;
+        // Nobody waits for the answer if the thread was abandoned.
+        let read = Box::new(move || drop(reply.send(read())));
+        self.thread(name).ok_or(NoAnswer)?.send(read).map_err(|_| NoAnswer)?;
         answer.recv_timeout(longest_wait).map_err(|_| {
             // The thread ends by itself once its read returns.
             self.given_up.extend(self.thread.take().map(|(_, runs)| runs));
@@ -72,41 +67,34 @@ impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
         })
     }
 
-    fn thread(&mut self, name: &str, read: fn(Q) -> A) -> Option<&Sender<Asked<Q, A>>> {
+    fn thread(&mut self, name: &str) -> Option<&Sender<Read>> {
         self.given_up.retain(|runs| runs.strong_count() > 0);
         if self.thread.is_none() && self.given_up.len() < MOST_GIVEN_UP {
-            let ((requests, queue), runs) = (channel(), Arc::new(()));
+            let ((reads, queue), runs) = (channel::<Read>(), Arc::new(()));
             let is_running = Arc::downgrade(&runs);
             let work = move || {
-                serve(&queue, read);
+                for read in queue {
+                    read();
+                }
                 drop(runs);
             };
             // If it cannot be started, the next request tries again.
             std::thread::Builder::new().name(name.into()).spawn(work).ok()?;
-            self.thread = Some((requests, is_running));
+            self.thread = Some((reads, is_running));
         }
-        self.thread.as_ref().map(|(requests, _)| requests)
-    }
-}
-
-fn serve<Q, A>(queue: &Receiver<Asked<Q, A>>, read: fn(Q) -> A) {
-    while let Ok((request, reply)) = queue.recv() {
-        // Nobody waits for the answer if the thread was abandoned.
-        let _ = reply.send(read(request));
+        self.thread.as_ref().map(|(reads, _)| reads)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Receiver;
+
     use super::*;
 
     /// Asks a reader whose read ends when something arrives on `until`.
-    fn ask(
-        reader: &mut ReaderThread<Receiver<()>, bool>,
-        until: Receiver<()>,
-        limit: Duration,
-    ) -> Result<bool, NoAnswer> {
-        reader.ask(until, "test", |until| until.recv().is_ok(), limit)
+    fn ask(reader: &mut ReaderThread, until: Receiver<()>, limit: Duration) -> Result<bool, NoAnswer> {
+        reader.ask("test", limit, move || until.recv().is_ok())
     }
 
     #[test]

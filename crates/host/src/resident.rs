@@ -151,7 +151,7 @@ fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
         if line.starts_with(|first: char| first.is_ascii_uppercase()) {
             mappings.iter_mut().next_back().and_then(|mapping| mapping.note(&line));
         } else if let Some((mut mapping, name)) = mapping_of(&line) {
-            own = heapbpf_remote::blob_range(name).or(own);
+            own = heapbpf_remote::blob_range(&name).or(own);
             // The data of inline hooks has no name.
             if own.as_ref().is_some_and(|own| own.start <= mapping.start && mapping.end <= own.end) {
                 mapping.kind = Kind::Own;
@@ -187,44 +187,31 @@ fn kib(text: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// Parses `start-end perms offset device inode path`, and returns the path as well.
-fn mapping_of(line: &str) -> Option<(Mapping, &str)> {
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
-    let permissions = fields.next().filter(|text| text.len() == 4)?;
-    let inode = fields.nth(2)?;
-    let name = fields.next().unwrap_or_default().trim();
-    let mapping = Mapping {
-        start: start?,
-        end: end?,
-        kind: kind(permissions.as_bytes(), inode != "0", name),
-        resident_bytes: 0,
-        pss_bytes: 0,
-        swapped_bytes: 0,
-        hugetlb_bytes: 0,
-    };
-    Some((mapping, name))
+/// Parses a mapping's own line, and returns its name as well.
+fn mapping_of(line: &str) -> Option<(Mapping, String)> {
+    let found = heapbpf_remote::Mapping::parse(line.trim_end())?;
+    let (Range { start, end }, kind) = (found.range.clone(), kind(&found));
+    let mapping = Mapping { start, end, kind, resident_bytes: 0, pss_bytes: 0, swapped_bytes: 0, hugetlb_bytes: 0 };
+    Some((mapping, found.name))
 }
 
-fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
+fn kind(mapping: &heapbpf_remote::Mapping) -> Kind {
+    let name = mapping.name.as_str();
     let is_memory_file = ["/memfd:", "/dev/shm/", "/SYSV", "/dev/zero"].iter().any(|start| name.starts_with(start));
-    let is_file = has_inode && !is_memory_file;
-    let (is_executable, is_shared) = (permissions[2] == b'x', permissions[3] == b's');
     match name {
-        _ if is_file => Kind::File,
+        _ if mapping.inode != 0 && !is_memory_file => Kind::File,
         _ if name.starts_with("/memfd:heapbpf-") => Kind::Own,
         "[heap]" => Kind::Heap,
         _ if name.starts_with("[stack") => Kind::Stack,
         // The kernel's own pages, such as [vdso].
         _ if name.starts_with('[') && !name.starts_with("[anon") => Kind::Other,
-        _ if is_executable => Kind::JitCode,
-        _ if is_shared || is_memory_file => Kind::Shared,
+        _ if mapping.is_executable => Kind::JitCode,
+        _ if mapping.is_shared || is_memory_file => Kind::Shared,
         // Names that allocators set with prctl(PR_SET_VMA_ANON_NAME).
         _ if ["malloc", "scudo", "tcmalloc"].iter().any(|word| name.contains(word)) => Kind::Heap,
-        _ if permissions.starts_with(b"---") => Kind::Reserved,
-        _ if permissions.starts_with(b"rw") => Kind::Anonymous,
-        _ => Kind::Other,
+        _ if mapping.is_readable && mapping.is_writable => Kind::Anonymous,
+        _ if mapping.is_readable || mapping.is_writable => Kind::Other,
+        _ => Kind::Reserved,
     }
 }
 

@@ -5,28 +5,21 @@
 use std::fs;
 use std::sync::LazyLock;
 
+use heapbpf_remote::Status;
+
 /// The kernel function that updates the copy at a return probe (since Linux 6.11, commit 1713b63a07a2).
 const MENDS: &str = "shstk_update_last_frame";
 
 const FORBIDDEN: &str = "it has a shadow stack, and return probes would crash it on this kernel (before Linux 6.11). \
                          Start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)";
 
-/// Whether a process has a shadow stack. `false` if it has exited.
-fn is_on(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_on_by(&status))
-}
-
 /// Why a process must not get return probes: it has a shadow stack that this kernel does not update. `None` if return
 /// probes are safe. If the list of the kernel's functions cannot be read, the kernel is assumed not to update it.
 pub fn forbid_return_probes(pid: u32) -> Option<&'static str> {
     static MENDED: LazyLock<bool> =
         LazyLock::new(|| fs::read_to_string("/proc/kallsyms").is_ok_and(|functions| mended_by(&functions)));
-    (is_on(pid) && !*MENDED).then_some(FORBIDDEN)
-}
-
-fn is_on_by(status: &str) -> bool {
-    let features = status.lines().filter_map(|line| line.strip_prefix("x86_Thread_features:"));
-    features.flat_map(str::split_whitespace).any(|feature| feature == "shstk")
+    let is_on = Status::read(&format!("/proc/{pid}/status")).is_ok_and(|status| status.has_shadow_stack);
+    (is_on && !*MENDED).then_some(FORBIDDEN)
 }
 
 fn mended_by(functions: &str) -> bool {
@@ -36,13 +29,6 @@ fn mended_by(functions: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_shadow_stack_is_a_feature_of_a_thread() {
-        assert!(is_on_by("Name:\tx\nx86_Thread_features:\twrss shstk \nx86_Thread_features_locked:\tshstk wrss\n"));
-        assert!(!is_on_by("Name:\tshstk\nx86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"));
-        assert!(!is_on(std::process::id()) || std::fs::read_to_string("/proc/self/status").unwrap().contains("shstk"));
-    }
 
     #[test]
     fn a_kernel_that_mends_them_has_the_function() {

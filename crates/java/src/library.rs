@@ -4,19 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use heapbpf_elf::{ElfFile, Image, Pieces, Segment};
-use object::LittleEndian;
-use object::elf::{EM_X86_64, SHN_UNDEF, Sym64};
-use object::pod::slice_from_all_bytes;
+use object::elf::EM_X86_64;
 
 use crate::unsupported::Unsupported;
 
-const LE: LittleEndian = LittleEndian;
 /// Prefix of the names of the tables, and of their column offsets.
 const PREFIX: &[u8] = b"gHotSpotVM";
 /// A function that every JVM exports, whoever made it.
 const OF_ANY_JVM: &[u8] = b"JVM_MaxMemory";
-/// Maximum length of a name that is compared.
-const LONGEST: usize = 64;
 /// Maximum number of symbols that are stored. There are 23.
 const MOST_SYMBOLS: usize = 64;
 
@@ -63,21 +58,14 @@ impl Library {
     pub fn find(image: &dyn Image) -> Result<Option<Self>, Unsupported> {
         let pieces = Pieces::of(image);
         let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
-        let bytes = |name| file.headers.section(name).and_then(|section| file.section_bytes(section).ok());
-        let (Some(table), Some(names)) = (bytes(".dynsym"), bytes(".dynstr")) else { return Ok(None) };
-        let Ok(entries) = slice_from_all_bytes::<Sym64<LittleEndian>>(table) else { return Ok(None) };
         let mut symbols = HashMap::new();
         let mut is_jvm = false;
-        for symbol in entries.iter().filter(|symbol| symbol.st_shndx.get(LE) != SHN_UNDEF) {
-            let Some(name) = names.get(symbol.st_name.get(LE) as usize..) else { continue };
-            let name = &name[..name.len().min(LONGEST)];
-            let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
-            is_jvm |= &name[..end] == OF_ANY_JVM;
-            let Some(rest) = name[..end].strip_prefix(PREFIX).filter(|_| symbols.len() < MOST_SYMBOLS) else {
-                continue;
-            };
-            symbols.insert(String::from_utf8_lossy(rest).into_owned(), symbol.st_value.get(LE));
-        }
+        file.each_symbol([".dynsym", ".dynstr"], |name, symbol| {
+            is_jvm |= name == OF_ANY_JVM;
+            if let Some(rest) = name.strip_prefix(PREFIX).filter(|_| symbols.len() < MOST_SYMBOLS) {
+                symbols.insert(String::from_utf8_lossy(rest).into_owned(), symbol.address);
+            }
+        });
         if !symbols.contains_key("Structs") {
             return if is_jvm { Err(Unsupported::NotHotSpot) } else { Ok(None) };
         }
@@ -91,13 +79,8 @@ impl Library {
     /// Returns its tables in a process that has `file_offset` of the file mapped as executable at `start`.
     #[must_use]
     pub fn tables_in(&self, start: u64, file_offset: u64) -> Option<Tables> {
-        // A mapping begins at a page boundary, and may begin before its segment.
-        let holds = |segment: &&Segment| {
-            let first = segment.offset & !0xfff;
-            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
-        };
-        let segment = self.segments.iter().filter(|segment| segment.is_executable()).find(holds)?;
-        let bias = start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset));
+        let mut code = self.segments.iter().filter(|segment| segment.is_executable());
+        let bias = code.find_map(|segment| segment.bias(start, file_offset, 0x1000))?;
         Some(Tables { symbols: Arc::clone(&self.symbols), bias })
     }
 }

@@ -1,6 +1,6 @@
 //! Reads process memory in bounded pieces.
 
-use heapbpf_elf::Memory;
+use heapbpf_elf::{Memory, escaped};
 
 /// Why a part of a JVM could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,16 +47,6 @@ pub(crate) fn text(memory: &dyn Memory, address: u64, most: usize) -> Result<Str
     }
     text.truncate(most);
     Ok(escaped(&text))
-}
-
-/// Returns a string in which bytes that are not UTF-8 are written as `\xNN`.
-pub(crate) fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
-    }
-    text
 }
 
 /// The fields of a structure that was read in one piece.

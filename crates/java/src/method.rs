@@ -1,8 +1,8 @@
 //! Java methods: class, name, file and line numbers.
 
-use heapbpf_elf::Memory;
+use heapbpf_elf::{Memory, escaped};
 
-use crate::memory::{self, Fields, ReadError, digest, escaped};
+use crate::memory::{self, Fields, ReadError, digest};
 use crate::stream::Stream;
 use crate::vm::Vm;
 

@@ -23,9 +23,9 @@ use heapbpf_host::helper::{Helper, LAST_WAIT};
 use heapbpf_host::messages::{Descriptors, connection, receive, send};
 use heapbpf_host::side_by_side::while_waiting;
 
-use self::messages::{How, LinkRequest, MOST_LET_GO, MOST_POINTS, Request};
+use self::messages::{LinkRequest, MOST_LET_GO, MOST_POINTS, Request};
 use self::process::{AS_ADMIN, WORD};
-use super::sys::{self, PerfPlace, UprobeTarget};
+use super::sys::{self, How, UprobeTarget};
 
 /// The guardian's name in process listings.
 pub const NAME: &str = "heapbpf-guardian";
@@ -105,58 +105,19 @@ impl Guardian {
         Ok(Self(Some(Arc::new(Mutex::new(connection)))))
     }
 
-    /// Links a program to several instructions of a file at once.
+    /// Links a program to instructions of a file. The guardian makes the link. If there is none, or it is unable to, we
+    /// do.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn link_uprobe_multi(
-        &self,
-        program: BorrowedFd<'_>,
-        attach_type: u32,
-        target: &UprobeTarget<'_>,
-        flags: u32,
-    ) -> io::Result<ProbeLink> {
+    pub fn link_uprobe(&self, program: BorrowedFd<'_>, how: How, target: &UprobeTarget<'_>) -> io::Result<ProbeLink> {
         target.check()?;
-        let UprobeTarget { offsets, cookies, semaphores, pid, .. } = *target;
-        let wanted =
-            LinkRequest { number: 0, how: How::Multi { attach_type, flags }, pid, offsets, cookies, semaphores };
-        self.link(program, target.path.to_bytes(), wanted, || {
-            sys::link_uprobe_multi(program, attach_type, target, flags).map(|link| (link, None))
-        })
-    }
-
-    /// Links a program to one instruction through a perf event.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub fn link_uprobe_perf(
-        &self,
-        program: BorrowedFd<'_>,
-        place: &PerfPlace<'_>,
-        cookie: u64,
-    ) -> io::Result<ProbeLink> {
-        let pmu = sys::uprobe_pmu()?;
-        let how = How::Perf { pmu, on_return: place.on_return };
-        let (offsets, cookies, semaphores) = (&[place.offset], &[cookie], &[place.semaphore]);
-        let wanted = LinkRequest { number: 0, how, pid: place.pid, offsets, cookies, semaphores };
-        self.link(program, place.path.to_bytes(), wanted, || {
-            sys::link_uprobe_perf(program, pmu, place, cookie).map(|(link, event)| (link, Some(event)))
-        })
-    }
-
-    /// Lets the guardian make a link. If there is no guardian, or it is unable to, `directly` makes the link.
-    fn link(
-        &self,
-        program: BorrowedFd<'_>,
-        path: &[u8],
-        wanted: LinkRequest<'_>,
-        directly: impl Fn() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
-    ) -> io::Result<ProbeLink> {
-        let alone = || Ok(ProbeLink { own: Some(directly()?), held: None });
-        let Some(connection) = self.0.as_ref().filter(|_| wanted.offsets.len() <= MOST_POINTS) else { return alone() };
+        let alone = || Ok(ProbeLink { own: Some(sys::link_uprobe(program, how, target)?), held: None });
+        let Some(connection) = self.0.as_ref().filter(|_| target.offsets.len() <= MOST_POINTS) else { return alone() };
         // The guardian gets the open file, because paths in /proc/self are those of the daemon.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(OsStr::from_bytes(path))?;
-        let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, wanted);
+        let path = OsStr::from_bytes(target.path.to_bytes());
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+        let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, how, target);
         match made {
             Ok((number, own)) => Ok(ProbeLink { own: Some(own), held: Some((self.clone(), number)) }),
             Err(Unmade::Refused(error)) => Err(error),
@@ -200,11 +161,12 @@ impl Connection {
         &mut self,
         program: BorrowedFd<'_>,
         file: &File,
-        wanted: LinkRequest<'_>,
+        how: How,
+        target: &UprobeTarget<'_>,
     ) -> Result<(u64, (OwnedFd, Option<OwnedFd>)), Unmade> {
         self.last_number += 1;
         let number = self.last_number;
-        let request = Request::Link(LinkRequest { number, ..wanted });
+        let request = Request::Link(LinkRequest { number, how, target: *target });
         match self.ask(&request, &[program, file.as_fd()]) {
             Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
             // If it is our side that lacks descriptors, the link was made.

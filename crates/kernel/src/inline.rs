@@ -14,7 +14,7 @@ use super::batches::read_all;
 use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, NamedProgram, ProgramKind};
 use super::programs::single_kind;
-use super::sys::HashMapFd;
+use super::sys::{HashMapFd, How};
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
@@ -153,14 +153,9 @@ impl InlinePrograms {
         let sites = &SITES[if self.live { 0 } else { SITES_OF_FREES }..];
         let (offsets, cookies): (Vec<u64>, Vec<u64>) =
             sites.iter().map(|(at, mark)| (offsets[*at], u64::from(first_site) | mark)).unzip();
-        if self.kind == LinkKind::Perf {
-            let place = |offset| sys::PerfPlace { path, offset, pid: None, on_return: false, semaphore: 0 };
-            let each = offsets.into_iter().zip(cookies);
-            let links = each.map(|(offset, cookie)| guardian.link_uprobe_perf(program, &place(offset), cookie));
-            return links.collect::<Result<_, _>>().map(InlineLinks).map_err(refused);
-        }
+        let how = if self.kind == LinkKind::Perf { How::perf(false).map_err(refused)? } else { How::multi(false) };
         let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, semaphores: &[], pid: None };
-        let link = guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, 0);
-        link.map(|link| InlineLinks(vec![link])).map_err(refused)
+        let links = target.parts(how).map(|part| guardian.link_uprobe(program, how, &part));
+        links.collect::<Result<_, _>>().map(InlineLinks).map_err(refused)
     }
 }

@@ -32,6 +32,8 @@ mod trial;
 
 use std::io;
 
+pub use trial::own_location;
+
 /// Errors between heapbpf and the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {

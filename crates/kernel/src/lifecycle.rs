@@ -17,7 +17,8 @@ pub struct Lifecycle {
     exec: TracepointProgram,
     pub(super) exit: TracepointProgram,
     threads_freed: Option<ThreadsFreed>,
-    inline_ends: Vec<TracepointProgram>,
+    /// The programs that read the counts of processes with inline hooks. They stay linked as long as the others.
+    pub inline_ends: Vec<TracepointProgram>,
 }
 
 /// Upper bounds on the number of program runs that the kernel skipped ([`TracepointProgram`]).
@@ -45,16 +46,6 @@ impl Lifecycle {
         let link = |(name, tracepoint)| TracepointProgram::link(loader, name, tracepoint);
         let (fork, exec, exit) = (link(FORK)?, link(EXEC)?, link(EXIT)?);
         Ok(Self { fork, exec, exit, threads_freed: ThreadsFreed::link(loader), inline_ends: Vec::new() })
-    }
-
-    /// Keeps the programs linked that read the counts of processes with inline hooks, as long as the other programs.
-    pub fn hold_inline_ends(&mut self, ends: Vec<TracepointProgram>) {
-        self.inline_ends = ends;
-    }
-
-    /// These programs.
-    pub fn inline_ends(&self) -> &[TracepointProgram] {
-        &self.inline_ends
     }
 
     /// How many program runs the kernel has skipped so far.

@@ -63,7 +63,9 @@ pub struct Loader {
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
     thread_freed: Option<u32>,
-    knows_multi: bool,
+    /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
+    /// not found if it was inlined into another.
+    pub(super) knows_multi_links: bool,
     tracepoint_copies: usize,
 }
 
@@ -132,7 +134,7 @@ impl Loader {
             session_is_return: kernel.function_id("bpf_session_is_return"),
             task_iterator: kernel.function_id("bpf_iter_task"),
             thread_freed: kernel.tracepoint_id("sched_process_free"),
-            knows_multi: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
+            knows_multi_links: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
             tracepoint_copies: if release::preempts_tracepoints(&release::current()) { 2 } else { 1 },
         })
     }
@@ -140,12 +142,6 @@ impl Loader {
     /// Whether this kernel supports uprobe sessions, that is, has the kernel function that they need.
     pub const fn knows_sessions(&self) -> bool {
         self.session_is_return.is_some()
-    }
-
-    /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
-    /// not found if it was inlined into another.
-    pub const fn knows_multi_links(&self) -> bool {
-        self.knows_multi
     }
 
     /// How many copies of a tracepoint program are linked.

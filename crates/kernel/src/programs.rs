@@ -13,6 +13,7 @@ use super::exec_watch::ExecRing;
 use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
 use super::loader::{Loader, NamedProgram, ProgramKind};
+use super::sys::How;
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 /// The programs. Those that only a few targets need are loaded for the first of these: the verifier takes a tenth of a
@@ -116,7 +117,7 @@ impl Programs {
         match forced {
             Some(kind) => kind,
             None if loader.knows_sessions() => LinkKind::Session,
-            None if loader.knows_multi_links() => LinkKind::Multi,
+            None if loader.knows_multi_links => LinkKind::Multi,
             None => LinkKind::Perf,
         }
     }
@@ -245,7 +246,8 @@ impl Programs {
     fn check_link_type(&self) -> Result<(), KernelError> {
         let program = self.loader.program("nothing", self.allocation.wanted.1)?;
         let target = sys::UprobeTarget { path: c"/", offsets: &[1], cookies: &[0], semaphores: &[], pid: None };
-        match sys::link_uprobe_multi(program.as_fd(), self.entry_type(), &target, 0) {
+        let how = How::Multi { attach_type: self.entry_type(), flags: 0 };
+        match sys::link_uprobe(program.as_fd(), how, &target) {
             Err(source) if source.raw_os_error() != Some(libc::EBADF) => {
                 Err(KernelError::Link { what: "a probe".into(), source })
             }
@@ -271,65 +273,45 @@ impl Programs {
     /// The kernel refuses to attach to the file. In that case nothing stays attached.
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
-        let counted_by = if pid.is_some() { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
-        if points.iter().any(|point| point.role.is_announcement()) {
-            return self.attach_announcements(path, points, pid, counted_by);
-        }
-        let with = |wanted: &[Role]| -> Vec<ProbePoint> {
-            points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
+        let announcements = self.announcements.as_ref();
+        // A file where a program announces samples has no other points.
+        let announces = points.iter().any(|point| point.role.is_announcement());
+        let counted_by = match pid {
+            _ if announces && announcements.is_some_and(|it| it.of_listed) => CountedBy::Announcements,
+            Some(_) => CountedBy::OwnLinks,
+            None => CountedBy::SharedLinks,
         };
-        let return_sites = with(&[Role::ReturnSite]);
+        let with = |is_wanted: fn(Role) -> bool| -> Vec<ProbePoint> {
+            points.iter().filter(|point| is_wanted(point.role)).copied().collect()
+        };
+        let allocates = with(|role| role == Role::Allocates);
+        let announced = |role: Role| matches!(role, Role::Announces { .. });
+        let free_is_announced = |role: Role| matches!(role, Role::AnnouncesFree { .. });
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = (self.entry_type(), 0);
         let without_return = self.allocation_without_return.as_ref().unwrap_or(&self.allocation);
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
-            (self.free.as_ref(), with(&[Role::Frees]), multi),
-            (Some(&self.return_site), return_sites, multi),
-            (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
-            (Some(without_return), with(&[Role::AllocatesWithoutReturn]), multi),
-            (Some(&self.allocation), with(&[Role::Allocates]), entry),
+            (self.free.as_ref(), with(|role| role == Role::Frees), multi),
+            (announcements.and_then(|it| it.free.as_ref()), with(free_is_announced), multi),
+            (Some(&self.return_site), with(|role| role == Role::ReturnSite), multi),
+            (self.allocation_return.as_ref(), allocates.clone(), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
+            (Some(without_return), with(|role| role == Role::AllocatesWithoutReturn), multi),
+            (Some(&self.allocation), allocates, entry),
+            (announcements.map(|it| &it.alloc), with(announced), multi),
         ];
         // Programs that are not loaded yet are loaded side by side. If the kernel refuses one, that is reported below.
         let needed = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
         on_all_processors(needed.collect(), |program| drop(program.loaded(&self.loader)));
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
-            if part == 1 {
+            if part == 2 {
                 links.end_frees();
             }
             let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
             let program = program.loaded(&self.loader)?;
             self.link(&mut links, program, (path, pid), (&points, counted_by), (attach_type, flags))
                 .map_err(refused)?;
-        }
-        Ok(links)
-    }
-
-    /// Attaches where a program announces samples. Such a file has no other points.
-    fn attach_announcements(
-        &self,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-        counted_by: CountedBy,
-    ) -> Result<Links, KernelError> {
-        let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
-        let Some(Announcements { of_listed, alloc, free }) = &self.announcements else { return Ok(Links::default()) };
-        let counted_by = if *of_listed { CountedBy::Announcements } else { counted_by };
-        let with = |frees: bool| -> Vec<ProbePoint> {
-            points.iter().filter(|point| matches!(point.role, Role::AnnouncesFree { .. }) == frees).copied().collect()
-        };
-        let mut links = Links::default();
-        for (program, points, frees) in [(free.as_ref(), with(true), true), (Some(alloc), with(false), false)] {
-            if let Some(program) = program.filter(|_| !points.is_empty()) {
-                let program = program.loaded(&self.loader)?;
-                self.link(&mut links, program, (path, pid), (&points, counted_by), (sys::ATTACH_UPROBE_MULTI, 0))
-                    .map_err(refused)?;
-            }
-            if frees {
-                links.end_frees();
-            }
         }
         Ok(links)
     }
@@ -344,23 +326,19 @@ impl Programs {
         (attach_type, flags): (u32, u32),
     ) -> std::io::Result<()> {
         let cookie = |point: &ProbePoint| Cookie(point.cookie).of_kind(counted_by.code()).0;
-        if self.kind == LinkKind::Perf {
-            for point in points {
-                let (offset, on_return) = (point.offset, flags == sys::MULTI_RETURN);
-                let place = sys::PerfPlace { path, offset, pid, on_return, semaphore: point.role.semaphore() };
-                let make = || self.guardian.link_uprobe_perf(program.as_fd(), &place, cookie(point));
-                links.links.push(with_retries(make)?);
-            }
-            return Ok(());
-        }
+        let how = match self.kind {
+            LinkKind::Perf => How::perf(flags == sys::MULTI_RETURN)?,
+            LinkKind::Session | LinkKind::Multi => How::Multi { attach_type, flags },
+        };
         let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
         let cookies: Vec<u64> = points.iter().map(cookie).collect();
         let have_semaphores = points.iter().any(|point| point.role.semaphore() != 0);
         let semaphores: Vec<u64> =
             points.iter().filter(|_| have_semaphores).map(|point| point.role.semaphore()).collect();
         let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, semaphores: &semaphores, pid };
-        let make = || self.guardian.link_uprobe_multi(program.as_fd(), attach_type, &target, flags);
-        links.links.push(with_retries(make)?);
+        for part in target.parts(how) {
+            links.links.push(with_retries(|| self.guardian.link_uprobe(program.as_fd(), how, &part))?);
+        }
         Ok(())
     }
 

@@ -75,7 +75,7 @@ impl RingMemory {
     fn next_submitted(&self) -> Option<(u64, u64)> {
         while !self.is_empty() {
             let header = procfs::page_size() + (self.read_up_to() & (self.bytes - 1));
-            let length = self.records.length_at(header).load(Ordering::Acquire);
+            let length = self.records.word_at(header).load(Ordering::Acquire);
             if length & BPF_RINGBUF_BUSY_BIT != 0 {
                 return None;
             }
@@ -101,7 +101,7 @@ impl AsFd for RingMemory {
 }
 
 /// Memory shared with the kernel.
-struct Mapping {
+pub(super) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -111,11 +111,12 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    fn of(ring: BorrowedFd<'_>, offset: u64, bytes: u64, protection: libc::c_int) -> io::Result<Self> {
+    /// Maps this many bytes of a BPF map from an offset on.
+    pub(super) fn of(map: BorrowedFd<'_>, offset: u64, bytes: u64, protection: libc::c_int) -> io::Result<Self> {
         let (offset, bytes) = (offset as libc::off_t, bytes as usize);
         // SAFETY: with a null address the kernel chooses an unused range, so the call changes no memory that is in use.
         let memory =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, ring.as_raw_fd(), offset) };
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), offset) };
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -133,10 +134,11 @@ impl Mapping {
         unsafe { self.start.cast().as_ref() }
     }
 
-    /// The length of the record whose header is at an offset, a multiple of 8 within the ring.
-    fn length_at(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the callers pass an aligned offset within the ring, all of which is mapped. The kernel writes the
-        // length as a whole.
+    /// The 32-bit word at an offset, a multiple of 4 within the mapping: the length of a record, which begins with it,
+    /// or a count.
+    pub(super) fn word_at(&self, offset: u64) -> &AtomicU32 {
+        // SAFETY: the callers pass an aligned offset within what is mapped. The kernel and the programs read and write
+        // such a word as a whole.
         unsafe { self.start.add(offset as usize).cast().as_ref() }
     }
 

@@ -5,23 +5,16 @@ use aya::maps::{MapData, StackTraceMap};
 use super::KernelError;
 use super::loader::Loader;
 
-/// The reading end of the stack map.
-pub struct StackTraces(StackTraceMap<MapData>);
-
-impl StackTraces {
-    /// Opens the map.
-    ///
-    /// # Errors
-    /// The object has no such map.
-    pub fn open(loader: &Loader) -> Result<Self, KernelError> {
-        StackTraceMap::try_from(loader.typed_map("STACK_TRACES")?)
-            .map(Self)
-            .map_err(|error| KernelError::Object(format!("STACK_TRACES: {error}")))
-    }
-
-    /// Addresses of a stack, innermost first. Empty if there is no stack with this ID.
-    pub fn read(&self, id: i32) -> Vec<u64> {
-        let Ok(id) = u32::try_from(id) else { return Vec::new() };
-        self.0.get(&id, 0).map(|trace| trace.frames().iter().map(|frame| frame.ip).collect()).unwrap_or_default()
-    }
+/// Opens the map. Returns a function for the addresses of a stack, innermost first; none if there is no stack with this
+/// ID.
+///
+/// # Errors
+/// The object has no such map.
+pub fn open(loader: &Loader) -> Result<impl Fn(i32) -> Vec<u64> + use<>, KernelError> {
+    let traces = StackTraceMap::<MapData>::try_from(loader.typed_map("STACK_TRACES")?);
+    let traces = traces.map_err(|error| KernelError::Object(format!("STACK_TRACES: {error}")))?;
+    Ok(move |id: i32| {
+        let trace = u32::try_from(id).ok().and_then(|id| traces.get(&id, 0).ok());
+        trace.map(|trace| trace.frames().iter().map(|frame| frame.ip).collect()).unwrap_or_default()
+    })
 }

@@ -91,14 +91,6 @@ impl Totals {
         self.processes.keys().flatten().map(|process| process.0).collect()
     }
 
-    /// The live generations of all processes on the host, each listed once per thread.
-    ///
-    /// # Errors
-    /// The read fails.
-    pub fn living(&self, programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
-        living(programs)
-    }
-
     /// Reads all counts. They are exact for threads that do not run during the read. A running thread is read at some
     /// moment within [`Counts::read_ns`].
     ///

@@ -29,7 +29,7 @@ pub fn location() -> Result<(CString, u64), KernelError> {
 }
 
 /// The path and file offset of heapbpf's own code at an address.
-pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
+pub fn own_location(address: u64) -> Option<(CString, u64)> {
     let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
     let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
     let path = CString::new("/proc/self/exe").ok()?;
@@ -50,7 +50,7 @@ pub fn sees_all_threads(loader: &Loader, guardian: &Guardian) -> Result<bool, Ke
     let pid = Some(std::process::id());
     let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], semaphores: &[], pid };
     let refused = |source| KernelError::Link { what: "heapbpf's own program file".into(), source };
-    let link = guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0).map_err(refused)?;
+    let link = guardian.link_uprobe(program.as_fd(), sys::How::multi(false), &target).map_err(refused)?;
     std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, || trial_site()).map(drop))
         .map_err(refused)?;
     drop(link);

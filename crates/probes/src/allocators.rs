@@ -246,16 +246,12 @@ const PYTHON: &[Function] = &[
     function("python free", &[], Shape::frees(1)),
 ];
 
-const fn unknown_version(_: &FileImage) -> Option<String> {
-    None
-}
-
 /// Default values for the entries.
 const BASE: Allocator = Allocator {
     name: "",
     markers: &[],
     unless: &[],
-    version: unknown_version,
+    version: |_| None,
     realloc_zero_frees: false,
     last_resort: false,
     prefixes: &[""],

@@ -69,7 +69,7 @@ impl<'a> CallGraph<'a> {
             });
         };
         if image.code_is_whole {
-            image.code().iter().for_each(|code| scan(code.address, &code.bytes));
+            image.code.iter().for_each(|code| scan(code.address, &code.bytes));
         } else {
             functions.iter().for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
         }

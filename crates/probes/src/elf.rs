@@ -10,6 +10,7 @@ use object::read::ReadRef;
 
 use heapbpf_audit::FileKind;
 
+use crate::allocators::LOADERS;
 use crate::error::AttachError;
 use crate::machine::Machine;
 use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
@@ -67,7 +68,8 @@ pub struct FileImage {
     pub bounds: Vec<(u64, u64)>,
     /// Parts of the file that could not be read, for the audit.
     pub damaged: Vec<&'static str>,
-    code: Vec<Code>,
+    /// The file's executable sections, by address.
+    pub code: Vec<Code>,
     symbols: Symbols,
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
@@ -76,8 +78,8 @@ pub struct FileImage {
     runtime_sections: Vec<String>,
     /// For a Python interpreter: words of its data that the loader fills with the file's own addresses, and these.
     own_addresses: HashMap<u64, u64>,
-    /// For a Python interpreter, once it was searched for: its object allocator.
-    objects: Option<Result<ObjectTable, NoObjectTable>>,
+    /// For a Python interpreter, once it was searched for: its object allocator, or why it is not known.
+    pub(crate) objects: Option<Result<ObjectTable, NoObjectTable>>,
 }
 
 impl FileImage {
@@ -258,6 +260,11 @@ impl FileImage {
         }
     }
 
+    /// Whether it is a dynamic loader.
+    pub(crate) fn is_loader(&self) -> bool {
+        self.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader)))
+    }
+
     /// Names of its sections that show a language runtime.
     pub(crate) fn runtime_sections(&self) -> impl Iterator<Item = &str> {
         self.runtime_sections.iter().map(String::as_str)
@@ -308,32 +315,9 @@ impl FileImage {
         code.bytes.get(from..to).unwrap_or_default()
     }
 
-    /// The file's executable sections, by address.
-    #[must_use]
-    pub fn code(&self) -> &[Code] {
-        &self.code
-    }
-
-    /// The same, for an image that is no longer needed.
-    #[must_use]
-    pub fn into_code(self) -> Vec<Code> {
-        self.code
-    }
-
     /// Whether it has a Python interpreter, on a machine where its object allocator can be found from code.
     pub(crate) fn has_objects(&self) -> bool {
         self.machine == Machine::X86_64 && self.functions().any(|(name, _)| name == MARKER)
-    }
-
-    /// The object allocator of a Python interpreter, or why it is not known; `None` if there is no interpreter, or it
-    /// was not searched for.
-    pub(crate) fn objects(&self) -> Option<&Result<ObjectTable, NoObjectTable>> {
-        self.objects.as_ref()
-    }
-
-    /// Stores the result of the search for the object allocator.
-    pub(crate) fn set_objects(&mut self, objects: Result<ObjectTable, NoObjectTable>) {
-        self.objects = Some(objects);
     }
 
     /// The file's own address that the loader writes to a word.
@@ -361,8 +345,8 @@ impl FileImage {
     #[must_use]
     pub fn text_after(&self, marker: &[u8], most: usize) -> Option<&str> {
         self.read_only.iter().find_map(|bytes| {
-            let at = memchr_find(bytes, marker)?.checked_add(marker.len())?;
-            let rest = bytes.get(at..)?;
+            let at = bytes.windows(marker.len().max(1)).position(|w| w == marker)?;
+            let rest = bytes.get(at.checked_add(marker.len())?..)?;
             let end = rest.iter().take(most).position(|b| !(0x20..0x7f).contains(b)).unwrap_or(most.min(rest.len()));
             std::str::from_utf8(&rest[..end]).ok()
         })
@@ -376,10 +360,6 @@ impl FileImage {
             .filter_map(|text| std::str::from_utf8(text).ok())
             .find(|text| wanted(text))
     }
-}
-
-fn memchr_find(bytes: &[u8], marker: &[u8]) -> Option<usize> {
-    bytes.windows(marker.len().max(1)).position(|w| w == marker)
 }
 
 /// How the loader finds the address of a function for a slot.

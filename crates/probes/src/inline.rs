@@ -8,7 +8,6 @@ use heapbpf_elf::Image;
 use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_THROWS, Site};
 
-use crate::allocators::LOADERS;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
@@ -73,7 +72,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     if image.machine != Machine::X86_64 {
         return Err(AttachError::ForeignMachine);
     }
-    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+    if image.is_loader() {
         return Err(AttachError::Loader);
     }
     let defined = table.defined_in(&image);
@@ -86,7 +85,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(&image, &extents);
     let reader = Reader::new(&image, &graph, table);
-    let unread = |function: &FoundFunction<'_>| function.row.is_unread();
+    let unread = |function: &FoundFunction<'_>| function.row.unread;
     let mut reasons: Vec<Missing> = found
         .iter()
         .filter(|function| unread(function))
@@ -122,7 +121,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         inner,
         slots,
         missing,
-        code: image.into_code(),
+        code: image.code,
     })
 }
 
@@ -221,9 +220,7 @@ fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot>
 /// [`AttachError`] if it cannot be read.
 pub fn defines(file: &dyn Image, name: &str) -> Result<bool, AttachError> {
     let image = FileImage::read_if(file, "", |_| false)?;
-    let is_loader =
-        image.soname.as_deref().is_some_and(|soname| LOADERS.iter().any(|loader| soname.starts_with(loader)));
-    Ok(!is_loader && image.functions().any(|(known, symbol)| known == name && symbol.exported))
+    Ok(!image.is_loader() && image.functions().any(|(known, symbol)| known == name && symbol.exported))
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
     domains.extend(only(agreeing(&memory)).filter(|other| functions(*other) == Some(found)).map(|other| other + WORD));
     let has_copies = objects.iter().chain(&memory).any(|all| found.iter().any(|function| all.contains(function)));
     let code =
-        image.code().iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
+        image.code.iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
     let data = image.segments().iter().filter(|segment| segment.is_writable()).map(Segment::addresses);
     let data = data.take(MOST_SEGMENTS).collect();
     Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, unused: unused(image) })
@@ -174,7 +174,7 @@ fn immediate(instruction: &Instruction) -> Option<u64> {
 
 /// The consequence of copies of an interpreter's object allocator, if it has some.
 pub fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
-    let objects = image.objects().filter(|_| table.has_objects())?.as_ref().ok()?;
+    let objects = image.objects.as_ref().filter(|_| table.has_objects())?.as_ref().ok()?;
     let why = match objects.detours() {
         Some(_) => {
             "the compiler inlined these functions into callers: during a recording, heapbpf redirects pointers in \
@@ -190,7 +190,7 @@ pub fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
 
 /// Why an interpreter's objects are not counted, if they should be.
 pub fn missing_objects(image: &FileImage, table: &Table) -> Option<Missing> {
-    let why = image.objects().filter(|_| table.has_objects())?.as_ref().err()?;
+    let why = image.objects.as_ref().filter(|_| table.has_objects())?.as_ref().err()?;
     Some(Missing::new("Python's object allocator", why.to_string()))
 }
 

@@ -26,21 +26,13 @@ impl KernelRules {
     /// The rules of Linux `release` (major, minor), assuming that it optimizes no no-op.
     #[must_use]
     pub fn of(machine: Machine, release: (u32, u32)) -> Self {
-        match machine {
-            Machine::X86_64 => Self {
-                machine,
-                optimized_no_ops: NoOpLengths::default(),
-                emulates_nop: true,
-                emulates_long_nops: release >= (6, 18),
-                has_shadow_stacks: false,
-            },
-            Machine::Aarch64 => Self {
-                machine,
-                optimized_no_ops: NoOpLengths::default(),
-                emulates_nop: release >= (6, 13),
-                emulates_long_nops: false,
-                has_shadow_stacks: false,
-            },
+        let is_x86_64 = machine == Machine::X86_64;
+        Self {
+            machine,
+            optimized_no_ops: NoOpLengths::default(),
+            emulates_nop: is_x86_64 || release >= (6, 13),
+            emulates_long_nops: is_x86_64 && release >= (6, 18),
+            has_shadow_stacks: false,
         }
     }
 

@@ -9,7 +9,6 @@ use sampler_ebpf::abi::{
     SITE_THROWS, Site,
 };
 
-use crate::allocators::LOADERS;
 use crate::arch;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::FileImage;
@@ -159,12 +158,12 @@ pub fn examine_avoiding(
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
         Ok(mut image) => {
             if table.has_objects() && image.has_objects() {
-                image.set_objects(object_search::find(&image, file));
+                image.objects = Some(object_search::find(&image, file));
             }
             let plan = plan(&image, rules, table, avoided).map_err(|why| alone(why, file, &image, table));
-            let objects =
-                image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
-            Examination { objects: objects.cloned(), runtime: Runtime::of(&image), plan }
+            let runtime = Runtime::of(&image);
+            let objects = image.objects.and_then(Result::ok).filter(|_| table.has_objects() && plan.is_ok());
+            Examination { objects, runtime, plan }
         }
         Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
     }
@@ -203,7 +202,7 @@ fn plan(
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
-    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+    if image.is_loader() {
         return Err(AttachError::Loader);
     }
     let defined = table.defined_in(image);
@@ -293,7 +292,7 @@ impl Planning<'_> {
                         && function.row.shape.is_realloc()
                         && self.graph.may_tail_jump(function.extent, &|to| self.reallocates(to));
                     // It is unknown what functions outside of the table of known allocators call.
-                    let calls_out = (self.reentrant.calls_out || function.row.is_unread()) && planned.return_needed;
+                    let calls_out = (self.reentrant.calls_out || function.row.unread) && planned.return_needed;
                     for (is_set, flag) in [
                         (*may_tail_jump, SITE_MAY_TAIL_JUMP),
                         (passes_block_on, SITE_PASSES_BLOCK_ON),
@@ -359,7 +358,7 @@ impl Planning<'_> {
             Leaving::default()
         } else if row.flags & SITE_THROWS != 0 {
             self.leaving.of_thrower(*extent)
-        } else if row.is_unread() {
+        } else if row.unread {
             self.leaving.of(*extent)
         } else {
             Leaving::default()

@@ -32,17 +32,12 @@ pub(super) struct Row {
     /// `SITE_*` flags from the allocator's semantics.
     pub(super) flags: u8,
     /// Whether it is unknown what the allocator calls: the user described it, or it is a last resort.
-    unread: bool,
+    pub(super) unread: bool,
     /// Whether the user described it.
     pub(super) is_custom: bool,
 }
 
 impl Row {
-    /// Whether it is unknown what the function's allocator calls.
-    pub(super) const fn is_unread(&self) -> bool {
-        self.unread
-    }
-
     /// The meaning of the arguments at the function's entry, for calls that are counted inside the process.
     pub(super) fn site_at_entry(&self, number: u16) -> Site {
         let arguments = self.shape.arguments;
@@ -205,7 +200,7 @@ impl Table {
 
     /// The functions of `image`'s object allocator: row number and place.
     fn objects_in(&self, image: &FileImage) -> Vec<(u16, Symbol)> {
-        let Some(Ok(objects)) = image.objects().filter(|_| self.has_objects) else { return Vec::new() };
+        let Some(Ok(objects)) = image.objects.as_ref().filter(|_| self.has_objects) else { return Vec::new() };
         let first = self.first_of_objects();
         let size = |start: u64| image.bounds.iter().find(|(from, _)| *from == start).map_or(0, |(from, to)| to - from);
         (first..).zip(objects.functions).map(|(row, start)| (row as u16, Symbol::unnamed(start, size(start)))).collect()

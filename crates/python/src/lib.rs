@@ -15,7 +15,6 @@ mod fuzzed;
 pub mod layout;
 pub mod lines;
 pub mod runtime;
-mod symbols;
 mod unsupported;
 pub mod version;
 

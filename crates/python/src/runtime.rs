@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Segment, read_range};
+use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Segment, Symbol, read_range};
 use object::elf::EM_X86_64;
 
 use crate::layout::Layout;
-use crate::symbols::{self, DefinedSymbol};
 use crate::unsupported::Unsupported;
 use crate::version::Version;
 use crate::{cold, debug_offsets};
@@ -41,13 +40,15 @@ impl Runtime {
         let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
         let (mut runtime, mut stated, mut hot) = (None, None, None);
         let mut parts = Vec::new();
-        symbols::each(&file, |name, symbol| match name {
-            b"_PyRuntime" => runtime = Some(symbol),
-            b"Py_Version" => stated = Some(symbol),
-            LOOP => hot = Some(symbol),
-            _ if name.strip_prefix(LOOP).is_some_and(|rest| rest.starts_with(b".")) => parts.push(symbol),
-            _ => {}
-        });
+        for table in [[".dynsym", ".dynstr"], [".symtab", ".strtab"]] {
+            file.each_symbol(table, |name, symbol| match name {
+                b"_PyRuntime" => runtime = Some(symbol),
+                b"Py_Version" => stated = Some(symbol),
+                LOOP => hot = Some(symbol),
+                _ if name.strip_prefix(LOOP).is_some_and(|rest| rest.starts_with(b".")) => parts.push(symbol),
+                _ => {}
+            });
+        }
         let Some(runtime) = runtime else { return Ok(None) };
         let elf = &file.headers;
         if elf.machine != EM_X86_64.0 {
@@ -78,13 +79,8 @@ impl Runtime {
     /// Returns the address of `_PyRuntime` in a process that has `file_offset` of the file mapped at `start`.
     #[must_use]
     pub fn address_in(&self, start: u64, file_offset: u64) -> Option<u64> {
-        // A mapping begins at a page boundary, and may begin before its segment.
-        let holds = |segment: &&Segment| {
-            let first = segment.offset & !0xfff;
-            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
-        };
-        let segment = self.segments.iter().filter(|segment| segment.is_executable()).find(holds)?;
-        let bias = start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset));
+        let mut code = self.segments.iter().filter(|segment| segment.is_executable());
+        let bias = code.find_map(|segment| segment.bias(start, file_offset, 0x1000))?;
         Some(bias.wrapping_add(self.address))
     }
 
@@ -100,8 +96,8 @@ impl Runtime {
 fn version_of(
     image: &dyn Image,
     elf: &Elf,
-    runtime: &DefinedSymbol,
-    stated: Option<&DefinedSymbol>,
+    runtime: &Symbol,
+    stated: Option<&Symbol>,
     names: &[&str],
 ) -> Result<(Version, Layout), Unsupported> {
     let read = |address, bytes: usize| {

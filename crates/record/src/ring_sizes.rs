@@ -160,24 +160,15 @@ pub struct Growth {
     pub events: RingGrowth,
     /// Of the stacks ring.
     pub stacks: RingGrowth,
-    /// Whether a ring was replaced since this was last asked.
-    replaced: bool,
+    /// Whether a ring was replaced, or its new descriptor could not be watched yet, since this was last taken. If so,
+    /// another descriptor signals its records.
+    pub replaced: bool,
 }
 
 impl Growth {
     /// For rings of the smallest of these sizes.
     pub const fn new(sizes: &RingSizes) -> Self {
         Self { events: RingGrowth::new(sizes.events), stacks: RingGrowth::new(sizes.stacks), replaced: false }
-    }
-
-    /// Whether a ring was replaced since the last call. If so, another descriptor signals its records.
-    pub const fn take_replaced(&mut self) -> bool {
-        std::mem::replace(&mut self.replaced, false)
-    }
-
-    /// Notes that a ring was replaced, or that its new descriptor could not be watched yet.
-    pub const fn note_replaced(&mut self) {
-        self.replaced = true;
     }
 }
 

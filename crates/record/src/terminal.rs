@@ -1,5 +1,8 @@
 //! The terminal: its width, and whether to use colours.
 
+use rustix::stdio::{stderr, stdout};
+use rustix::termios::{Winsize, tcgetwinsize};
+
 /// When to use colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Color {
@@ -25,12 +28,6 @@ impl Color {
 
 /// Number of columns of the terminal, if there is one.
 pub fn width() -> Option<usize> {
-    // SAFETY: `winsize` consists of integers, for which all zeros is a valid value.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    [libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter().find_map(|fd| {
-        // SAFETY: `TIOCGWINSZ` writes at most one `winsize`, and `size` is one. If `fd` is not a terminal, the call
-        // fails.
-        let status = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) };
-        (status == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
-    })
+    let columns = |size: Winsize| Some(usize::from(size.ws_col)).filter(|columns| *columns > 0);
+    [stdout(), stderr()].into_iter().find_map(|stream| columns(tcgetwinsize(stream).ok()?))
 }

@@ -148,13 +148,14 @@ fn padding(address: u64, code: &[u8], from: usize) -> Option<usize> {
 /// The jumps that lead a process to where it waits.
 #[derive(Debug)]
 pub(crate) struct Jumps {
-    short: Changed,
+    /// At the entry point.
+    pub(crate) short: Changed,
     long: Changed,
 }
 
 /// Bytes of a process that were changed.
 #[derive(Debug)]
-struct Changed {
+pub(crate) struct Changed {
     at: u64,
     before: Vec<u8>,
     now: Vec<u8>,
@@ -162,7 +163,7 @@ struct Changed {
 
 impl Changed {
     /// Restores the bytes, unless something else has changed them since or the process has ended.
-    fn put_back(&self, memory: &File) {
+    pub(crate) fn put_back(&self, memory: &File) {
         let mut bytes = vec![0; self.now.len()];
         if memory.read_exact_at(&mut bytes, self.at).is_ok() && bytes == self.now {
             let _ = memory.write_all_at(&self.before, self.at);
@@ -184,11 +185,6 @@ impl Jumps {
         let before = code.get(within + found.padding..)?.get(..LONG_BYTES)?.to_vec();
         let long = Changed { at, before, now: [&[0xe9][..], &distance.to_le_bytes()].concat() };
         Some(Self { short, long })
-    }
-
-    /// Restores the entry point. The process may be on its way already.
-    pub(crate) fn put_entry_back(&self, memory: &File) {
-        self.short.put_back(memory);
     }
 
     /// Restores all changed bytes. The process must be waiting.

@@ -123,7 +123,7 @@ impl Waiting {
     /// Whether the process waits at its entry point. Once it does, this also restores its text: no other thread can get
     /// there.
     pub fn is_there(&self) -> bool {
-        let is_there = self.is_in_code();
+        let is_there = self.sleeps_at().is_some_and(|at| self.code.contains(&at));
         if let Some(jumps) = self.jumps.as_ref().filter(|_| is_there) {
             jumps.put_back(&self.memory);
         }
@@ -136,10 +136,6 @@ impl Waiting {
         self.sleeps_at().is_some_and(|at| !self.code.contains(&at))
     }
 
-    fn is_in_code(&self) -> bool {
-        self.sleeps_at().is_some_and(|at| self.code.contains(&at))
-    }
-
     /// The address at which it sleeps in a system call.
     fn sleeps_at(&self) -> Option<u64> {
         let sleeping = Sleeping::look(self.pid, self.pid)?;
@@ -150,7 +146,8 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some(jumps) = &self.jumps {
-            jumps.put_entry_back(&self.memory);
+            // The process may be on its way already.
+            jumps.short.put_back(&self.memory);
         }
         // This may fail: the process may have ended, or run another program.
         let _ = self.memory.write_all_at(&[1], self.go);

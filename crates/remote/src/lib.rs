@@ -84,6 +84,7 @@ pub use outcome::{Hooked, Mapped, Stopped, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
 pub use priority::Raised;
 pub use same_code::other_code;
+pub use status::Status;
 pub use stopper::{Stopper, perform, stop_through};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};

@@ -41,7 +41,8 @@ pub struct Mapping {
 
 impl Mapping {
     /// Reads a line of a maps file.
-    fn parse(line: &str) -> Option<Self> {
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
         let mut fields = line.splitn(6, ' ');
         let (start, end) = fields.next()?.split_once('-')?;
         let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;

@@ -5,21 +5,21 @@ use std::{fs, io};
 
 /// The content of a status file; a missing line counts as 0 or false.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Status {
+pub struct Status {
     /// State letter; NUL if unknown.
     pub(crate) state: char,
     /// Process that the thread belongs to.
-    pub(crate) process: u32,
+    pub process: u32,
     /// Parent of the process.
     pub(crate) parent: u32,
     /// Process that traces the thread; 0 if none.
-    pub(crate) tracer: u32,
+    pub tracer: u32,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub(crate) seccomp: u32,
     /// Whether CAP_SYS_ADMIN is effective.
     pub(crate) is_admin: bool,
     /// Whether shadow stacks are on.
-    pub(crate) has_shadow_stack: bool,
+    pub has_shadow_stack: bool,
     /// Whether it has memory: kernel threads and dead processes have none.
     pub(crate) has_memory: bool,
     /// Whether it is a kernel thread; only known from Linux 6.8 on.
@@ -35,7 +35,10 @@ const ADMIN: u64 = 1 << 21;
 
 impl Status {
     /// Reads the status file at `path`.
-    pub(crate) fn read(path: &str) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(path: &str) -> io::Result<Self> {
         // The name may be in any encoding.
         fs::read(path).map(|text| Self::parse(&String::from_utf8_lossy(&text)))
     }

@@ -17,8 +17,8 @@ const SECCOMP_GET_FILTER: u32 = 0x420c;
 /// Most instructions of a filter that the kernel accepts, and most filters that are read.
 const MAX_FILTER: usize = 4096;
 const MAX_FILTERS: usize = 256;
-const KCMP_VM: libc::c_int = 1;
-const KCMP_FILES: libc::c_int = 2;
+pub(crate) const KCMP_VM: libc::c_int = 1;
+pub(crate) const KCMP_FILES: libc::c_int = 2;
 const SIGNAL_SET_BYTES: usize = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(3);
 const LONGEST_PAUSE: Duration = Duration::from_micros(300);
@@ -344,17 +344,9 @@ pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<(
     }
 }
 
-/// Whether two processes share their memory; `None` if the kernel does not say.
-pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
-    shares(pid, other, KCMP_VM)
-}
-
-/// Whether two processes share a descriptor table; `None` if the kernel does not say.
-pub(crate) fn shares_files(pid: i32, other: i32) -> Option<bool> {
-    shares(pid, other, KCMP_FILES)
-}
-
-fn shares(pid: i32, other: i32, what: libc::c_int) -> Option<bool> {
+/// Whether two processes share their memory ([`KCMP_VM`]) or descriptor table ([`KCMP_FILES`]); `None` if the kernel
+/// does not say.
+pub(crate) fn shares(pid: i32, other: i32, what: libc::c_int) -> Option<bool> {
     // SAFETY: no pointers.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, other, what, 0, 0) };
     (order >= 0).then_some(order == 0)

@@ -322,19 +322,19 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
 /// stop at all. The other process may be anybody's child by now. One comparison takes a microsecond, so all processes
 /// are compared.
 fn check_memory(pid: i32) -> Result<(), Refusal> {
-    sharer(pid, &sys::shares_memory)?.map_or(Ok(()), |other| Err(Refusal::SharedMemory(other)))
+    sharer(pid, sys::KCMP_VM)?.map_or(Ok(()), |other| Err(Refusal::SharedMemory(other)))
 }
 
 /// Checks that no other process shares the descriptors. It is not stopped either, and would see one of ours, and get
 /// another number for one of its own.
 pub(crate) fn check_files(pid: i32) -> Result<(), Refusal> {
-    sharer(pid, &sys::shares_files)?.map_or(Ok(()), |other| Err(Refusal::SharedFiles(other)))
+    sharer(pid, sys::KCMP_FILES)?.map_or(Ok(()), |other| Err(Refusal::SharedFiles(other)))
 }
 
-fn sharer(pid: i32, shares: &dyn Fn(i32, i32) -> Option<bool>) -> Result<Option<u32>, Refusal> {
+fn sharer(pid: i32, what: libc::c_int) -> Result<Option<u32>, Refusal> {
     let all = fs::read_dir("/proc").map_err(|source| Refusal::Look { what: "the list of processes".into(), source })?;
     let mut others = all.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Ok(others.find(|other: &i32| *other != pid && shares(pid, *other) == Some(true)).map(i32::unsigned_abs))
+    Ok(others.find(|other: &i32| *other != pid && sys::shares(pid, *other, what) == Some(true)).map(i32::unsigned_abs))
 }
 
 /// Searches the C library's code first, and the pages with which we replaced others last. The blobs themselves are

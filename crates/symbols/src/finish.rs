@@ -9,7 +9,7 @@ use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
 use super::perf_map::PerfMap;
 use super::runtime_functions::RuntimeFunctions;
-use super::symbolizer::{Symbol, Symbolizer};
+use super::symbolizer::Symbolizer;
 
 /// Outermost functions of threads, processes and coroutines, as named in symbol tables.
 const ENTRY_FUNCTIONS: [&str; 12] = [
@@ -106,18 +106,9 @@ impl Finisher<'_> {
     }
 }
 
-/// Returns a frame with the symbol of its address.
-pub(super) fn with_symbol(unnamed: &Frame, symbol: &Symbol) -> Frame {
-    Frame {
-        function: symbol.function.clone(),
-        system_name: symbol.system_name.clone(),
-        file: symbol.file.clone(),
-        line: symbol.line,
-        inlined: symbol.inlined,
-        function_start: symbol.function_start,
-        reason: symbol.reason.clone(),
-        ..unnamed.clone()
-    }
+/// Returns a frame with the names that the symbolizer has for its address.
+pub(super) fn with_symbol(unnamed: &Frame, symbol: &Frame) -> Frame {
+    Frame { module: unnamed.module, address: unnamed.address, file_offset: unnamed.file_offset, ..symbol.clone() }
 }
 
 /// Whether a frame belongs to an outermost function.

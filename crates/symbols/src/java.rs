@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Why they are not supported.
 pub fn release(pid: u32, tables: Tables) -> Result<String, Unsupported> {
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(|_| Unsupported::Unreadable)?;
-    let read = |(memory, tables): (ProcessMemory, Tables)| Vm::layout(&memory, &tables).map(|(_, release)| release);
-    let request = (ProcessMemory(Arc::new(memory)), tables);
-    ReaderThread::default().ask(request, "java", read, LONGEST_WAIT).unwrap_or(Err(Unsupported::NoAnswer))
+    let memory = ProcessMemory(Arc::new(memory));
+    let read = move || Vm::layout(&memory, &tables).map(|(_, release)| release);
+    ReaderThread::default().ask("java", LONGEST_WAIT, read).unwrap_or(Err(Unsupported::NoAnswer))
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use heapbpf_elf::Elf;
+use heapbpf_profile::model::Frame;
 use heapbpf_testing::own_process::Random;
 use heapbpf_testing::skipped;
 
 use super::options::Options;
-use super::symbolizer::{Symbol, Symbolizer};
+use super::symbolizer::Symbolizer;
 use super::tests::{MODULE, One, SOURCE, functions, no_debug_files, offset_of, run};
 
 /// Compiles code with inlined calls twice, so that `dwz` finds something to share.
@@ -33,7 +34,7 @@ fn compile_two(dir: &Path, flags: &[&str]) -> Option<[PathBuf; 2]> {
 }
 
 /// Returns functions, files, lines and inlined calls at every address of two functions.
-fn all_symbols(library: &Path, options: &Options) -> Vec<Vec<Symbol>> {
+fn all_symbols(library: &Path, options: &Options) -> Vec<Vec<Frame>> {
     let mut symbolizer = Symbolizer::new(options.clone());
     let starts = ["outer", "hidden"].map(|name| offset_of(library, name));
     let offsets: Vec<u64> = starts.iter().flat_map(|start| *start..start + 16).collect();
@@ -92,9 +93,9 @@ fn split_debug_information_has_inlined_calls() {
         else {
             return;
         };
-        let without_dirs = |symbols: Vec<Vec<Symbol>>| -> Vec<Vec<Symbol>> {
+        let without_dirs = |symbols: Vec<Vec<Frame>>| -> Vec<Vec<Frame>> {
             let name = |file: Arc<str>| file.rsplit('/').next().unwrap_or_default().into();
-            let short = |it: Symbol| Symbol { file: it.file.map(name), ..it };
+            let short = |it: Frame| Frame { file: it.file.map(name), ..it };
             symbols.into_iter().map(|symbols| symbols.into_iter().map(short).collect()).collect()
         };
         let expected = without_dirs(all_symbols(&whole, &no_debug_files()));
@@ -163,7 +164,7 @@ fn mutated_links_do_no_harm() {
             for library in ["liba.so", "libb.so"].map(|name| dir.path().join(name)) {
                 let mut symbolizer = Symbolizer::new(no_debug_files());
                 symbolizer.symbolize(&mut One::file(&library), (0x1000..0x1200).step_by(16).map(|at| (MODULE, at)));
-                let known = |it: &Symbol| it.function.is_some() || it.function_start.is_some() || it.reason.is_some();
+                let known = |it: &Frame| it.function.is_some() || it.function_start.is_some() || it.reason.is_some();
                 let all = (0x1000..0x1200).step_by(16).map(|at| symbolizer.get(MODULE, at));
                 assert!(all.clone().all(|symbols| !symbols.is_empty() && symbols.iter().all(known)));
             }

@@ -11,7 +11,7 @@ use super::by_build_id::ByBuildId;
 use super::finish;
 use super::options::Options;
 use super::progress::Progress;
-use super::symbolizer::{Symbol, Symbolizer};
+use super::symbolizer::Symbolizer;
 
 /// Maximum number of frames of all distinct stacks together, once inlined calls are added. The limit for profile files
 /// is lower, so only a profile that was crafted to become large reaches this.
@@ -104,7 +104,7 @@ fn wanted_address(call: &[Arc<Frame>]) -> Option<Address> {
 }
 
 /// Returns why there is no function. `None` if there is one.
-fn reason(symbols: &[Symbol]) -> Option<Arc<str>> {
+fn reason(symbols: &[Frame]) -> Option<Arc<str>> {
     match symbols {
         [] => Some("not looked for".into()),
         [.., symbol] if symbol.function.is_some() => None,

@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use heapbpf_elf::{Elf, Section};
 use heapbpf_unwind::image::Image;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Bytes copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -65,13 +66,7 @@ impl SparseCopy {
     /// # Errors
     /// The operating system's error, or `InvalidData` if the headers contradict themselves.
     pub fn new(image: &dyn Image, elf: &Elf, contents: Contents) -> io::Result<Self> {
-        // SAFETY: the name is a C string literal, which outlives the call.
-        let fd = unsafe { libc::memfd_create(c"heapbpf-symbols".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `memfd_create` just returned this descriptor, so nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = File::from(memfd_create(c"heapbpf-symbols", MemfdFlags::CLOEXEC)?);
         file.set_len(image.length_bytes()?)?;
         let mut copy = Self { file, copied_bytes: 0 };
         for (offset, bytes) in &elf.tables {

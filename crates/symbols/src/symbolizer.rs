@@ -12,6 +12,7 @@ use heapbpf_elf::{Elf, debugdata};
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_profile::model::Frame;
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
@@ -47,29 +48,11 @@ pub(super) fn longest(least: Duration, bytes: u64) -> Duration {
     least + TIME_OF_A_MIB * u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
 }
 
-/// A function at an address of a module.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Symbol {
-    /// Function, demangled; `None` if unknown.
-    pub function: Option<Arc<str>>,
-    /// Name before demangling, if different.
-    pub system_name: Option<Arc<str>>,
-    /// Source file.
-    pub file: Option<Arc<str>>,
-    /// Source line.
-    pub line: Option<u32>,
-    /// Whether it is inlined into the next symbol's function.
-    pub inlined: bool,
-    /// Start of the function as an address of the file, if it has no name but an unwind entry.
-    pub function_start: Option<u64>,
-    /// Why nothing is known about the function.
-    pub reason: Option<Arc<str>>,
-}
-
 /// Symbolizes addresses of modules, and caches the result.
 pub struct Symbolizer {
     options: Options,
-    known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
+    /// The frames of each address of a module, without their places.
+    known: HashMap<(ModuleId, u64), Arc<[Frame]>>,
     texts: HashSet<Arc<str>>,
     notes: BTreeSet<String>,
     /// Why functions of a module have no names.
@@ -187,8 +170,9 @@ impl Symbolizer {
         self.reasons.get(&module)
     }
 
-    /// Returns the functions at an address, innermost (inlined) first. Empty if it was not symbolized.
-    pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Symbol]> {
+    /// Returns the frames of an address without their places, innermost (inlined) first. Empty if it was not
+    /// symbolized.
+    pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Frame]> {
         self.known.get(&(module, file_offset)).cloned().unwrap_or_default()
     }
 
@@ -208,9 +192,9 @@ impl Symbolizer {
         modules: &mut dyn ModuleFiles,
         module: ModuleId,
         offsets: &[u64],
-    ) -> Vec<Arc<[Symbol]>> {
+    ) -> Vec<Arc<[Frame]>> {
         let path = modules.path(module);
-        let unnamed = |texts: &mut Self, reason: &str| texts.all_unnamed(offsets.len(), reason);
+        let unnamed = |texts: &mut Self, reason: &str| vec![texts.unnamed(reason); offsets.len()];
         if modules.is_anonymous(module) {
             return unnamed(self, "code made at run time, and no perf map names it");
         }
@@ -225,7 +209,7 @@ impl Symbolizer {
         let build_id = modules.build_id(module).or_else(|| heapbpf_elf::build_id::of(&*image));
         let addresses: Vec<Option<u64>> =
             offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
-        let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
+        let mut found: Vec<Option<Arc<[Frame]>>> = vec![None; offsets.len()];
         let mut reason = String::new();
         (self.too_long, self.is_too_slow) = (0, false);
 
@@ -320,7 +304,7 @@ impl Symbolizer {
         elf: &Elf,
         (module, file, root): (&str, &Path, Option<&Path>),
         addresses: &[Option<u64>],
-        found: &mut [Option<Arc<[Symbol]>>],
+        found: &mut [Option<Arc<[Frame]>>],
     ) -> bool {
         let options = self.options.clone();
         let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
@@ -343,9 +327,9 @@ impl Symbolizer {
                 let functions = address.map(|address| linked.functions(address)).unwrap_or_default();
                 let last = functions.len().saturating_sub(1);
                 let symbols = functions.iter().enumerate();
-                let symbols: Vec<Symbol> =
+                let symbols: Vec<Frame> =
                     symbols.map(|(at, it)| self.symbol(&it.name, it.file.as_deref(), it.line, at < last)).collect();
-                *found = Some(symbols.into()).filter(|symbols: &Arc<[Symbol]>| !symbols.is_empty());
+                *found = Some(symbols.into()).filter(|symbols: &Arc<[Frame]>| !symbols.is_empty());
             }
             self.is_too_slow |= linked.is_too_slow;
             Some((linked.missing, linked.lacks_shared))
@@ -365,7 +349,7 @@ impl Symbolizer {
     }
 
     /// Fills gaps in `found` with functions that are known only by their unwind entries.
-    fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Symbol]>>]) {
+    fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Frame]>>]) {
         // The unwind information is a target's, like the debug information.
         let starts = catch_unwind(AssertUnwindSafe(|| {
             let cfi = ModuleCfi::read(image).ok()?;
@@ -378,7 +362,7 @@ impl Symbolizer {
         }));
         for (found, start) in found.iter_mut().zip(starts.ok().flatten().unwrap_or_default()) {
             if start.is_some() {
-                *found = Some([Symbol { function_start: start, ..Symbol::default() }].into());
+                *found = Some([Frame { function_start: start, ..Frame::default() }].into());
             }
         }
     }
@@ -430,7 +414,7 @@ impl Symbolizer {
         elf: &Elf,
         contents: Contents,
         addresses: &[Option<u64>],
-        found: &mut [Option<Arc<[Symbol]>>],
+        found: &mut [Option<Arc<[Frame]>>],
     ) -> Result<(), String> {
         if let Ok(copy) = SparseCopy::new(image, elf, contents) {
             return self.look_up(&copy.path(), contents, addresses, found);
@@ -445,7 +429,7 @@ impl Symbolizer {
         path: &Path,
         contents: Contents,
         addresses: &[Option<u64>],
-        found: &mut [Option<Arc<[Symbol]>>],
+        found: &mut [Option<Arc<[Frame]>>],
     ) -> Result<(), String> {
         let open: Vec<usize> =
             (0..addresses.len()).filter(|at| found[*at].is_none() && addresses[*at].is_some()).collect();
@@ -460,12 +444,7 @@ impl Symbolizer {
         Ok(())
     }
 
-    fn ask(
-        &mut self,
-        path: &Path,
-        contents: Contents,
-        addresses: &[u64],
-    ) -> Result<Vec<Option<Arc<[Symbol]>>>, String> {
+    fn ask(&mut self, path: &Path, contents: Contents, addresses: &[u64]) -> Result<Vec<Option<Arc<[Frame]>>>, String> {
         let with_debug = contents == Contents::DebugInformation;
         // Each batch gets a new blazesym instance, so that its caches cannot become stale.
         // The debug information may be a target's. Its parsers should return errors, but a panic must not escape
@@ -496,7 +475,7 @@ impl Symbolizer {
         asked.unwrap_or_else(|_| Err("malformed debug information".into()))
     }
 
-    fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
+    fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Frame]>> {
         let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
         // The symbol nearest to a stub in the procedure linkage table, which has no name itself.
         if is_mapping_symbol(name) {
@@ -510,18 +489,18 @@ impl Symbolizer {
         Some(symbols.into())
     }
 
-    fn symbol_of(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+    fn symbol_of(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Frame {
         let file = code.map(|code| code.to_path().to_string_lossy().into_owned());
         self.symbol(name, file.as_deref(), code.and_then(|code| code.line), inlined)
     }
 
-    fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
+    fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Frame {
         let demangled = self.demangled(name);
         let system_name = demangled.is_some().then(|| self.text(name));
         let reason = name.is_empty().then(|| self.text("the debug information has no name for this address"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
         let file = file.map(|file| self.text(file));
-        Symbol { function, system_name, file, line, inlined, function_start: None, reason }
+        Frame { function, system_name, file, line, inlined, reason, ..Frame::default() }
     }
 
     /// Returns the demangled name, if the name is mangled and does not take too long.
@@ -546,13 +525,9 @@ impl Symbolizer {
         text
     }
 
-    fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {
+    fn unnamed(&mut self, reason: &str) -> Arc<[Frame]> {
         let reason = Some(self.text(reason));
-        [Symbol { reason, ..Symbol::default() }].into()
-    }
-
-    fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
-        vec![self.unnamed(reason); count]
+        [Frame { reason, ..Frame::default() }].into()
     }
 }
 

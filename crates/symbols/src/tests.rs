@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use heapbpf_elf::Elf;
 use heapbpf_host::mappings::ModuleId;
-use heapbpf_profile::model::SharedFrames;
+use heapbpf_profile::model::{Frame, SharedFrames};
 use heapbpf_testing::own_process::{OwnProcess, Random, captured, unwind};
 use heapbpf_testing::skipped;
 use heapbpf_unwind::image::{Image, ModuleFiles};
@@ -16,7 +16,7 @@ use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
 use super::finish::Finisher;
 use super::options::Options;
 use super::runtime_functions::RuntimeFunctions;
-use super::symbolizer::{Symbol, Symbolizer};
+use super::symbolizer::Symbolizer;
 
 /// A function with two levels of inlined calls, on known lines.
 pub(super) const SOURCE: &str = "\
@@ -103,13 +103,13 @@ pub(super) fn offset_of(library: &Path, name: &str) -> u64 {
     Elf::read(&bytes).expect("ELF").offset_of_address(address).expect("in a segment")
 }
 
-fn symbolize(options: Options, modules: &mut dyn ModuleFiles, offset: u64) -> Arc<[Symbol]> {
+fn symbolize(options: Options, modules: &mut dyn ModuleFiles, offset: u64) -> Arc<[Frame]> {
     let mut symbolizer = Symbolizer::new(options);
     symbolizer.symbolize(modules, [(MODULE, offset)]);
     symbolizer.get(MODULE, offset)
 }
 
-pub(super) fn functions(symbols: &[Symbol]) -> Vec<&str> {
+pub(super) fn functions(symbols: &[Frame]) -> Vec<&str> {
     symbols.iter().map(|symbol| symbol.function.as_deref().unwrap_or("?")).collect()
 }
 
@@ -310,7 +310,7 @@ fn mutated_modules_give_names_or_reasons() {
         .collect();
     let mut random = Random(99);
     let mut unnamed = 0;
-    let is_known = |symbol: &Symbol| symbol.function.is_some() || symbol.function_start.is_some();
+    let is_known = |symbol: &Frame| symbol.function.is_some() || symbol.function_start.is_some();
     for _ in 0..400 {
         let mut bytes = pristine.clone();
         for _ in 0..=random.below(4) {
@@ -388,7 +388,7 @@ fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
     symbolizer.symbolize(&mut One::file(&stripped), (first..first + size).map(|offset| (MODULE, offset)));
     assert!(size > 1);
     for offset in first..first + size {
-        let expected = Symbol { function_start: Some(start), ..Symbol::default() };
+        let expected = Frame { function_start: Some(start), ..Frame::default() };
         assert_eq!(*symbolizer.get(MODULE, offset), [expected]);
     }
     let reason = symbolizer.reason(MODULE).expect("there is no name");

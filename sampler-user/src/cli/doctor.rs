@@ -36,9 +36,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if args.forget_crashes {
         return forget_crashes();
     }
-    if let Err(error) = limits::raise() {
-        log::warn!("cannot raise resource limits: {error}");
-    }
+    let _ = limits::raise();
     let forbidden = forbidden::rules().map_err(PlanError::from)?;
     plan::check_debug_dirs(&args.debug_dir)?;
     let custom = allocators::resolve(&args.target.allocators).map_err(PlanError::from)?;

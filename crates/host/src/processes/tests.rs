@@ -43,7 +43,7 @@ impl World {
 
     fn inode_at(&self, pid: u32, address: u64, time_ns: u64) -> Option<u64> {
         let module = self.processes.at(pid, time_ns)?.space.resolve(address, time_ns)?.module;
-        Some(self.modules.as_ref()?.get(module)?.file_identity().1)
+        Some(self.modules.as_ref()?.get(module)?.inode)
     }
 
     fn changes(&mut self) -> Vec<HostChange> {

@@ -1,6 +1,8 @@
 //! The daemon's requests to the guardian, as words of a message. A program and a file are sent along; a link and its
 //! perf event come back.
 
+use crate::sys::{How, UprobeTarget};
+
 /// Maximum number of instructions in one request. Links to more are made without the guardian.
 pub const MOST_POINTS: usize = 4096;
 /// Words of the longest message.
@@ -31,33 +33,8 @@ pub struct LinkRequest<'a> {
     pub number: u64,
     /// Kind of the link.
     pub how: How,
-    /// The process, or `None` for all processes that map the file.
-    pub pid: Option<u32>,
-    /// File offsets of the instructions. One for a perf event.
-    pub offsets: &'a [u64],
-    /// One cookie per instruction.
-    pub cookies: &'a [u64],
-    /// File offsets of their semaphores, 0 for none. Empty if no instruction has one.
-    pub semaphores: &'a [u64],
-}
-
-/// How to link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// By `uprobe_multi`.
-    Multi {
-        /// `BPF_TRACE_UPROBE_*`.
-        attach_type: u32,
-        /// Flags of the link.
-        flags: u32,
-    },
-    /// By a perf event.
-    Perf {
-        /// Type of the kernel's uprobe PMU.
-        pmu: u32,
-        /// Whether to probe the return.
-        on_return: bool,
-    },
+    /// What is linked, at most [`MOST_POINTS`] instructions. The path is not sent.
+    pub target: UprobeTarget<'a>,
 }
 
 const MULTI: u64 = 1;
@@ -76,11 +53,11 @@ impl<'a> Request<'a> {
                     How::Multi { attach_type, flags } => (MULTI, attach_type, flags),
                     How::Perf { pmu, on_return } => (PERF, pmu, u32::from(on_return)),
                 };
-                let pid = wanted.pid.map_or(0, u64::from);
-                let count = wanted.offsets.len() as u64;
+                let UprobeTarget { offsets, cookies, semaphores, pid, .. } = wanted.target;
+                let (pid, count) = (pid.map_or(0, u64::from), offsets.len() as u64);
                 let head = [kind, wanted.number, first.into(), second.into(), pid, count];
-                let mut words = [&head[..], wanted.offsets, wanted.cookies, wanted.semaphores].concat();
-                words.resize(head.len() + 3 * wanted.offsets.len(), 0);
+                let mut words = [&head[..], offsets, cookies, semaphores].concat();
+                words.resize(head.len() + 3 * offsets.len(), 0);
                 words
             }
         }
@@ -112,7 +89,8 @@ impl<'a> Request<'a> {
             How::Perf { pmu: first, on_return: second != 0 }
         };
         let pid = Some(u32::try_from(pid).ok()?).filter(|pid| *pid != 0);
-        Some(Self::Link(LinkRequest { number, how, pid, offsets, cookies, semaphores }))
+        let target = UprobeTarget { path: c"", offsets, cookies, semaphores, pid };
+        Some(Self::Link(LinkRequest { number, how, target }))
     }
 }
 
@@ -125,7 +103,8 @@ mod tests {
         let multi = How::Multi { attach_type: 57, flags: 1 };
         let perf = How::Perf { pmu: 9, on_return: true };
         let link = |how, pid, offsets, cookies, semaphores| {
-            Request::Link(LinkRequest { number: 7, how, pid, offsets, cookies, semaphores })
+            let target = UprobeTarget { path: c"", offsets, cookies, semaphores, pid };
+            Request::Link(LinkRequest { number: 7, how, target })
         };
         for request in [
             link(multi, Some(12), &[16, 32, u64::MAX], &[1, 2, 3], &[]),

@@ -13,8 +13,8 @@ use heapbpf_host::messages::{Descriptors, receive, send};
 use heapbpf_host::privileges::restrict_guardian;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::messages::{How, LinkRequest, MOST_LET_GO, MOST_WORDS, Request};
-use crate::sys;
+use super::messages::{LinkRequest, MOST_LET_GO, MOST_WORDS, Request};
+use crate::sys::{self, UprobeTarget};
 
 /// Argument that makes heapbpf run as the guardian. The daemon's PID follows, then [`AS_ADMIN`] or nothing.
 pub const WORD: &str = "hold-probes";
@@ -207,22 +207,8 @@ impl Held {
         self.path.clear();
         let _ = write!(self.path, "/proc/self/fd/{}\0", file.as_raw_fd());
         let path = std::ffi::CStr::from_bytes_until_nul(self.path.as_bytes()).map_err(io::Error::other)?;
-        let LinkRequest { offsets, cookies, semaphores, pid, .. } = *wanted;
-        let (link, event) = match wanted.how {
-            How::Multi { attach_type, flags } => {
-                let target = sys::UprobeTarget { path, offsets, cookies, semaphores, pid };
-                (sys::link_uprobe_multi(program.as_fd(), attach_type, &target, flags)?, None)
-            }
-            How::Perf { pmu, on_return } => {
-                let (Some(offset), Some(cookie)) = (offsets.first(), cookies.first()) else {
-                    return Err(io::Error::from_raw_os_error(libc::EINVAL));
-                };
-                let semaphore = semaphores.first().copied().unwrap_or(0);
-                let place = sys::PerfPlace { path, offset: *offset, pid, on_return, semaphore };
-                let (link, event) = sys::link_uprobe_perf(program.as_fd(), pmu, &place, *cookie)?;
-                (link, Some(event))
-            }
-        };
+        let target = UprobeTarget { path, ..wanted.target };
+        let (link, event) = sys::link_uprobe(program.as_fd(), wanted.how, &target)?;
         self.links.push((wanted.number, link, event));
         let Some((_, link, event)) = self.links.last() else { return Ok([None, None]) };
         Ok([Some(link.as_fd()), event.as_ref().map(AsFd::as_fd)])

@@ -16,6 +16,7 @@ pub const ATTACH_UPROBE_SESSION: u32 = 57;
 pub const MULTI_RETURN: u32 = 1;
 
 /// The target of a uprobe link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UprobeTarget<'a> {
     /// Path of the file. The kernel attaches to its inode.
     pub path: &'a CStr,
@@ -31,6 +32,16 @@ pub struct UprobeTarget<'a> {
 }
 
 impl UprobeTarget<'_> {
+    /// The targets of the links that it takes: one, or one for each instruction.
+    pub fn parts(&self, how: How) -> impl Iterator<Item = Self> {
+        let most = if matches!(how, How::Perf { .. }) { 1 } else { self.offsets.len().max(1) };
+        let parts = self.offsets.chunks(most).zip(self.cookies.chunks(most)).enumerate();
+        parts.map(move |(at, (offsets, cookies))| {
+            let semaphores = self.semaphores.chunks(most).nth(at).unwrap_or_default();
+            Self { offsets, cookies, semaphores, ..*self }
+        })
+    }
+
     /// Checks that each instruction has a cookie, and that all or none have an entry for a semaphore.
     ///
     /// # Errors
@@ -42,78 +53,100 @@ impl UprobeTarget<'_> {
     }
 }
 
-/// Links a program to several instructions of a file at once (`uprobe_multi`, kernel 6.6; sessions 6.13).
+/// How to link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// By `uprobe_multi` (kernel 6.6; sessions 6.13): several instructions at once.
+    Multi {
+        /// `BPF_TRACE_UPROBE_*`.
+        attach_type: u32,
+        /// Flags of the link.
+        flags: u32,
+    },
+    /// By a perf event (kernel 5.15 for the cookie): one instruction.
+    Perf {
+        /// Type of the kernel's performance monitoring unit for uprobes.
+        pmu: u32,
+        /// Whether to probe the return of the function that begins there.
+        on_return: bool,
+    },
+}
+
+impl How {
+    /// By a multi link without sessions.
+    pub const fn multi(on_return: bool) -> Self {
+        Self::Multi { attach_type: ATTACH_UPROBE_MULTI, flags: if on_return { MULTI_RETURN } else { 0 } }
+    }
+
+    /// By a perf event.
+    ///
+    /// # Errors
+    /// The kernel has no performance monitoring unit for uprobes.
+    pub fn perf(on_return: bool) -> io::Result<Self> {
+        let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let pmu = pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+        Ok(Self::Perf { pmu, on_return })
+    }
+}
+
+/// Links a program to instructions of a file. Returns the link, and the perf event that it belongs to.
 ///
 /// # Errors
-/// `InvalidInput` if the numbers of cookies, semaphores and offsets differ, otherwise the kernel's error.
-pub fn link_uprobe_multi(
+/// `InvalidInput` if the numbers of cookies, semaphores and offsets do not fit, otherwise the kernel's error.
+pub fn link_uprobe(
     program: BorrowedFd<'_>,
-    attach_type: u32,
+    how: How,
     target: &UprobeTarget<'_>,
-    flags: u32,
-) -> io::Result<OwnedFd> {
+) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     target.check()?;
     let mut attr = zeroed();
     // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
     let link = unsafe { &mut attr.link_create };
     link.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
-    link.attach_type = attach_type;
-    // SAFETY: as above.
-    let multi = unsafe { &mut link.__bindgen_anon_3.uprobe_multi };
-    multi.path = target.path.as_ptr() as u64;
-    multi.offsets = target.offsets.as_ptr() as u64;
-    multi.cookies = target.cookies.as_ptr() as u64;
-    multi.ref_ctr_offsets = if target.semaphores.is_empty() { 0 } else { target.semaphores.as_ptr() as u64 };
-    multi.cnt = target.offsets.len() as u32;
-    multi.flags = flags;
-    multi.pid = target.pid.unwrap_or(0);
-    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets, cookies and semaphores: the slices have that
-    // many. It returns a new descriptor.
-    unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
+    let event = match how {
+        How::Multi { attach_type, flags } => {
+            link.attach_type = attach_type;
+            // SAFETY: as above.
+            let multi = unsafe { &mut link.__bindgen_anon_3.uprobe_multi };
+            multi.path = target.path.as_ptr() as u64;
+            multi.offsets = target.offsets.as_ptr() as u64;
+            multi.cookies = target.cookies.as_ptr() as u64;
+            multi.ref_ctr_offsets = if target.semaphores.is_empty() { 0 } else { target.semaphores.as_ptr() as u64 };
+            multi.cnt = target.offsets.len() as u32;
+            multi.flags = flags;
+            multi.pid = target.pid.unwrap_or(0);
+            None
+        }
+        How::Perf { pmu, on_return } => {
+            let event = perf_event(pmu, on_return, target)?;
+            link.__bindgen_anon_2.target_fd = event.as_raw_fd() as u32;
+            link.attach_type = bpf_attach_type::BPF_PERF_EVENT as u32;
+            link.__bindgen_anon_3.perf_event.bpf_cookie = target.cookies[0];
+            Some(event)
+        }
+    };
+    // SAFETY: with a perf event, the command takes no pointers. Otherwise it reads a NUL-terminated path, and `cnt`
+    // offsets, cookies and semaphores: the slices have that many. It returns a new descriptor.
+    let link = unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }?;
+    Ok((link, event))
 }
 
-/// The instruction that a perf event probes.
-pub struct PerfPlace<'a> {
-    /// Path of the file.
-    pub path: &'a CStr,
-    /// File offset of the instruction.
-    pub offset: u64,
-    /// The process. `None`: every process that maps the file.
-    pub pid: Option<u32>,
-    /// Whether the return of the function that begins there is probed.
-    pub on_return: bool,
-    /// File offset of its semaphore, or 0.
-    pub semaphore: u64,
-}
-
-/// The type number of the kernel's performance monitoring unit for uprobes.
-///
-/// # Errors
-/// The kernel has none.
-pub fn uprobe_pmu() -> io::Result<u32> {
-    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
-    pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
-}
-
-/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie) of this type ([`uprobe_pmu`]).
-pub fn link_uprobe_perf(
-    program: BorrowedFd<'_>,
-    pmu: u32,
-    place: &PerfPlace<'_>,
-    cookie: u64,
-) -> io::Result<(OwnedFd, OwnedFd)> {
+/// Opens a perf event of an instruction.
+fn perf_event(pmu: u32, on_return: bool, target: &UprobeTarget<'_>) -> io::Result<OwnedFd> {
     use perf_event_open_sys as perf;
-    let semaphore = u32::try_from(place.semaphore).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let [offset] = *target.offsets else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let semaphore = target.semaphores.first().copied().unwrap_or(0);
+    let semaphore = u32::try_from(semaphore).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut event = perf::bindings::perf_event_attr {
         size: size_of::<perf::bindings::perf_event_attr>() as u32,
         type_: pmu,
         // The format of the uprobe PMU: bit 0 selects a return probe, and the upper half is the semaphore.
-        config: u64::from(place.on_return) | u64::from(semaphore) << 32,
+        config: u64::from(on_return) | u64::from(semaphore) << 32,
         ..Default::default()
     };
-    event.__bindgen_anon_3.uprobe_path = place.path.as_ptr() as u64;
-    event.__bindgen_anon_4.probe_offset = place.offset;
-    let (pid, cpu) = match place.pid {
+    event.__bindgen_anon_3.uprobe_path = target.path.as_ptr() as u64;
+    event.__bindgen_anon_4.probe_offset = offset;
+    let (pid, cpu) = match target.pid {
         Some(pid) => (pid.cast_signed(), -1),
         None => (-1, 0),
     };
@@ -124,17 +157,7 @@ pub fn link_uprobe_perf(
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns yet.
-    let event = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut attr = zeroed();
-    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
-    let link = unsafe { &mut attr.link_create };
-    link.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
-    link.__bindgen_anon_2.target_fd = event.as_raw_fd() as u32;
-    link.attach_type = bpf_attach_type::BPF_PERF_EVENT as u32;
-    link.__bindgen_anon_3.perf_event.bpf_cookie = cookie;
-    // SAFETY: the command takes no pointers for this attach type and returns a new descriptor.
-    let link = unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }?;
-    Ok((link, event))
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Attaches a program to a raw tracepoint.

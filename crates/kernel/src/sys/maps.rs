@@ -58,24 +58,24 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
 /// # Errors
 /// `InvalidInput` if `array` is not an array of maps, or the kernel's error.
 pub fn set_inner_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> io::Result<()> {
-    let value = map.as_raw_fd() as u32;
-    let expected = MapInfo {
-        map_type: bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32,
-        key_bytes: size_of_val(&index),
-        value_bytes: size_of_val(&value),
-    };
-    if map_info(array)? != expected {
+    set_value(array, bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS, index, &map.as_raw_fd().to_ne_bytes())
+}
+
+/// Sets a value of an array of this type. Fails if the map is another one, or if its values have another size.
+fn set_value(map: BorrowedFd<'_>, map_type: bpf_map_type, index: u32, value: &[u8]) -> io::Result<()> {
+    let expected = MapInfo { map_type: map_type as u32, key_bytes: size_of_val(&index), value_bytes: value.len() };
+    if map_info(map)? != expected {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut attr = zeroed();
     // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
     let update = unsafe { &mut attr.__bindgen_anon_2 };
-    update.map_fd = array.as_raw_fd() as u32;
+    update.map_fd = map.as_raw_fd() as u32;
     update.key = &raw const index as u64;
-    update.__bindgen_anon_1.value = &raw const value as u64;
+    update.__bindgen_anon_1.value = value.as_ptr() as u64;
     // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `index`
-    // and `value`.
-    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(|_| ())
+    // and `value`. The map is not per-CPU, so the command reads one value only.
+    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
 /// The properties of an existing map.
@@ -108,24 +108,7 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
 /// # Errors
 /// `InvalidInput` if the map is not an array whose values have the data's size.
 pub fn set_section(map: BorrowedFd<'_>, data: &[u8], freeze: bool) -> io::Result<()> {
-    let key = 0_u32;
-    let expected = MapInfo {
-        map_type: bpf_map_type::BPF_MAP_TYPE_ARRAY as u32,
-        key_bytes: size_of_val(&key),
-        value_bytes: data.len(),
-    };
-    if map_info(map)? != expected {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let mut attr = zeroed();
-    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
-    let update = unsafe { &mut attr.__bindgen_anon_2 };
-    update.map_fd = map.as_raw_fd() as u32;
-    update.key = &raw const key as u64;
-    update.__bindgen_anon_1.value = data.as_ptr() as u64;
-    // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `key`
-    // and `data`. The map is not per-CPU, so the command reads one value only.
-    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }?;
+    set_value(map, bpf_map_type::BPF_MAP_TYPE_ARRAY, 0, data)?;
     if freeze {
         let mut attr = zeroed();
         attr.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;

@@ -3,7 +3,7 @@
 use heapbpf_audit::ProbeKind;
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
+    Register, UsedRegister,
 };
 use sampler_ebpf::abi::{ACCUMULATOR, ARGUMENTS, NO_ARGUMENT};
 
@@ -134,11 +134,7 @@ impl State {
             _ => None,
         };
         for used in info.info(instruction).used_registers() {
-            let written = matches!(
-                used.access(),
-                OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite
-            );
-            if written && used.register().is_gpr() {
+            if is_written(used) && used.register().is_gpr() {
                 let register = used.register().full_register();
                 self.values[register.number()] = Value::Unknown;
                 self.stack_pointer_known &= register != Register::RSP || stack_pointer_change(instruction).is_some();
@@ -157,6 +153,11 @@ impl State {
             self.product_is_whole = false;
         }
     }
+}
+
+/// Whether an instruction writes, or may write, a register that it uses.
+pub(super) fn is_written(used: &UsedRegister) -> bool {
+    matches!(used.access(), OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite)
 }
 
 /// How far `instruction` moves the stack pointer, bytes; `None` if that is unknown.

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 use sampler_ebpf::abi::{ALWAYS, IN_REGISTER, ResultLocation};
 
-use super::x86_64::stack_pointer_change;
+use super::x86_64::{is_written, stack_pointer_change};
 use super::x86_64_body::{Body, Step};
 use crate::flow::Exits;
 
@@ -170,11 +170,7 @@ impl State {
         };
         let change = stack_pointer_change(instruction);
         for used in info.info(instruction).used_registers() {
-            let is_written = matches!(
-                used.access(),
-                OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite
-            );
-            if is_written && used.register().is_gpr() {
+            if is_written(used) && used.register().is_gpr() {
                 let register = used.register().full_register();
                 if register == Register::RSP {
                     change?;

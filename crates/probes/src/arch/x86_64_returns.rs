@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{
-    Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
-    OpKind, Register,
+    Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind,
+    Register,
 };
 
-use super::x86_64::stack_pointer_change;
+use super::x86_64::{is_written, stack_pointer_change};
 use crate::flow::{Returned, Target};
 
 /// Maximum instructions that are followed, over all paths and calls; a resolver has a few dozen.
@@ -167,11 +167,7 @@ impl State {
         };
         let moves_stack = instruction.mnemonic() == Mnemonic::Leave || stack_pointer_change(instruction).is_some();
         for used in info.info(instruction).used_registers() {
-            let is_written = matches!(
-                used.access(),
-                OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite
-            );
-            if is_written {
+            if is_written(used) {
                 self.set(used.register(), unknown());
             }
         }

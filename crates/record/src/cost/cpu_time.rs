@@ -22,7 +22,7 @@ pub struct CpuTime {
 impl CpuTime {
     /// Starts with a recording that begins now.
     pub fn begin() -> Self {
-        let (now_ns, tick_ns) = (monotonic_ns() + suspended_ns(), 1_000_000_000 / ticks_per_second() as u64);
+        let (now_ns, tick_ns) = (monotonic_ns() + suspended_ns(), 1_000_000_000 / procfs::ticks_per_second());
         Self { began_ns: now_ns - now_ns % tick_ns, ..Self::default() }
     }
 
@@ -57,12 +57,7 @@ pub fn of_host() -> f64 {
 }
 
 fn seconds(ticks: u64) -> f64 {
-    ticks as f64 / ticks_per_second()
-}
-
-fn ticks_per_second() -> f64 {
-    // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
-    unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
+    ticks as f64 / procfs::ticks_per_second() as f64
 }
 
 /// Parses `cpu user nice system idle …` (proc_stat(5)): the sum of the first three, without idle, waiting or stolen

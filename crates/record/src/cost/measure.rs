@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use heapbpf_host::arch::MICROBENCHMARKS;
 use heapbpf_host::limits::{forbid_inline_hooks, links_need_admin};
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_kernel::no_ops;
 use heapbpf_kernel::programs::LinkKind;
+use heapbpf_kernel::{no_ops, own_location};
 use heapbpf_probes::ProbeKind;
 use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
-use super::microbenchmarks::file_offset;
 use super::trial::{Allocator, Baseline, Recording, Setting};
 use super::workload::Workload;
 
@@ -178,9 +177,7 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
 
 /// The file with saved costs: in `/run` for root, otherwise in the user's runtime directory. A reboot clears both.
 fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
-    // SAFETY: `geteuid` takes no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    let dir = if root {
+    let dir = if rustix::process::geteuid().is_root() {
         PathBuf::from("/run/heapbpf")
     } else {
         PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("heapbpf")
@@ -236,9 +233,9 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             recording.off();
         }
         for (index, (kind, microbenchmark)) in MICROBENCHMARKS.iter().enumerate() {
-            let Some(offset) = file_offset(*microbenchmark) else { continue };
+            let Some(place) = own_location(*microbenchmark as *const () as u64) else { continue };
             let bare = calls(&mut child, index, CALLS)?;
-            nothing.on_own(offset, pid)?;
+            nothing.on_own(&place, pid)?;
             calls(&mut child, index, 100)?;
             let probed = calls(&mut child, index, SLOW_CALLS)?;
             nothing.off();

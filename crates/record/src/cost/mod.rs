@@ -5,7 +5,6 @@ pub mod cpu_time;
 pub mod cpus;
 pub mod library;
 pub mod measure;
-mod microbenchmarks;
 pub mod quantiles;
 pub mod trial;
 pub mod workload;

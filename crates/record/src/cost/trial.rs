@@ -1,7 +1,7 @@
 //! Attaches BPF programs to a process's allocator and detaches them again, to measure what they add.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -305,53 +305,27 @@ impl Baseline {
         let sites = allocator.sites.iter().filter(|(_, frees, _, _)| place == Where::Everywhere || !frees);
         let offsets: Vec<u64> = sites.map(|(offset, ..)| *offset).collect();
         let returns: &[bool] = if place == Where::AllocationsAndReturns { &[false, true] } else { &[false] };
-        for on_return in returns {
-            match &self.multi {
-                Some(program) if !perf => {
-                    let cookies = vec![0; offsets.len()];
-                    let target = sys::UprobeTarget {
-                        path: &allocator.path,
-                        offsets: &offsets,
-                        cookies: &cookies,
-                        semaphores: &[],
-                        pid: Some(pid),
-                    };
-                    let flags = if *on_return { sys::MULTI_RETURN } else { 0 };
-                    let (program, guardian) = (program.as_fd(), &self.guardian);
-                    let link = guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, flags)?;
-                    self.links.push(link);
-                }
-                _ => {
-                    for offset in &offsets {
-                        let (path, on_return) = (&allocator.path, *on_return);
-                        let place = sys::PerfPlace { path, offset: *offset, pid: Some(pid), on_return, semaphore: 0 };
-                        self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
-                    }
-                }
-            }
-        }
-        Ok(())
+        returns.iter().try_for_each(|on_return| self.link((&allocator.path, &offsets), pid, *on_return, perf))
     }
 
-    /// Attaches it to one instruction of heapbpf's own executable, in a process that runs heapbpf.
+    /// Attaches it to one instruction of heapbpf's own executable ([`heapbpf_kernel::own_location`]), in a process that
+    /// runs heapbpf.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn on_own(&mut self, offset: u64, pid: u32) -> std::io::Result<()> {
-        match &self.multi {
-            Some(program) => {
-                let (offsets, cookies) = ([offset], [0]);
-                let path = c"/proc/self/exe";
-                let (offsets, cookies) = (&offsets, &cookies);
-                let target = sys::UprobeTarget { path, offsets, cookies, semaphores: &[], pid: Some(pid) };
-                let (program, guardian) = (program.as_fd(), &self.guardian);
-                self.links.push(guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, 0)?);
-            }
-            None => {
-                let (path, pid) = (c"/proc/self/exe", Some(pid));
-                let place = sys::PerfPlace { path, offset, pid, on_return: false, semaphore: 0 };
-                self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
-            }
+    pub fn on_own(&mut self, (path, offset): &(CString, u64), pid: u32) -> std::io::Result<()> {
+        self.link((path, &[*offset]), pid, false, false)
+    }
+
+    fn link(&mut self, (path, offsets): (&CStr, &[u64]), pid: u32, on_return: bool, perf: bool) -> std::io::Result<()> {
+        let (program, how) = match self.multi.as_ref().filter(|_| !perf) {
+            Some(program) => (program, sys::How::multi(on_return)),
+            None => (&self.perf, sys::How::perf(on_return)?),
+        };
+        let cookies = vec![0; offsets.len()];
+        let target = sys::UprobeTarget { path, offsets, cookies: &cookies, semaphores: &[], pid: Some(pid) };
+        for part in target.parts(how) {
+            self.links.push(self.guardian.link_uprobe(program.as_fd(), how, &part)?);
         }
         Ok(())
     }

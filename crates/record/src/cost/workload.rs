@@ -4,6 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use heapbpf_host::arch::MICROBENCHMARKS;
+use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 
 use super::library::PrivateLibrary;
 
@@ -142,7 +143,7 @@ pub fn serve() -> io::Result<()> {
         let (Ok(count), Ok(argument)) = (count.parse::<u64>(), argument.parse::<usize>()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let (wall, cpu) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_THREAD_CPUTIME_ID));
+        let (wall, cpu) = (monotonic_ns(), thread_cpu_time());
         match (word, MICROBENCHMARKS.get(argument)) {
             ("run", _) => {
                 for _ in 0..count {
@@ -156,17 +157,9 @@ pub fn serve() -> io::Result<()> {
             }
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
-        let (cpu, wall) = (clock(libc::CLOCK_THREAD_CPUTIME_ID) - cpu, clock(libc::CLOCK_MONOTONIC) - wall);
-        writeln!(output, "{wall} {cpu}")?;
+        let (cpu_ns, wall_ns) = ((thread_cpu_time() - cpu).as_nanos(), monotonic_ns() - wall);
+        writeln!(output, "{wall_ns} {cpu_ns}")?;
         output.flush()?;
     }
     Ok(())
-}
-
-/// The time of a clock, nanoseconds.
-fn clock(which: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a local `timespec` that the call writes to. It cannot fail: every Linux has these clocks.
-    unsafe { libc::clock_gettime(which, &raw mut time) };
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use heapbpf_heap::event::{Event, decode};
 use heapbpf_unwind::raw::RawStack;
-use sampler_ebpf::abi::{AllocationRecord, stack_kind};
+use sampler_ebpf::abi::stack_kind;
 
 use super::queue::RecordQueue;
 
@@ -16,16 +16,8 @@ pub const MOST_WAITING: usize = 1 << 18;
 /// How long a record waits for its stack copy. After that, the copy counts as lost.
 pub const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
-/// The next record, with its stack.
-#[derive(Debug)]
-pub enum Joined {
-    /// An allocation, with its stack if the copy arrived.
-    Allocation(AllocationRecord, Option<Arc<RawStack>>),
-    /// Another event.
-    Other(Event),
-    /// A record that could not be decoded.
-    Unknown,
-}
+/// A record, `None` if it could not be decoded; and if it is an allocation, its stack, if the copy arrived.
+pub type Joined = (Option<Event>, Option<Arc<RawStack>>);
 
 /// Records in order of time, and stacks that arrived ahead of their records.
 #[derive(Default)]
@@ -54,21 +46,16 @@ impl Join {
     /// nothing past a record that another CPU is still writing. `drained`: whether the stacks ring has handed out all
     /// that it can for now. `now_ns`: the CLOCK_MONOTONIC time, called only if needed.
     pub fn next(&mut self, drained: bool, now_ns: impl FnOnce() -> u64) -> Option<Joined> {
-        let (_, record) = self.queue.front()?;
-        let joined = match decode(record) {
-            Some(Event::Allocation(record)) => {
-                let stack = self.arrived.remove(&record.sample);
-                let expected = stack.is_none() && record.stack_kind == stack_kind::COPIED;
-                if expected && !(drained && now_ns().saturating_sub(record.time_ns) > LONGEST_WAIT_NS) {
-                    return None;
-                }
-                Joined::Allocation(record, stack)
+        let (event, mut stack) = (decode(&self.queue.front()?.1), None);
+        if let Some(Event::Allocation(record)) = &event {
+            stack = self.arrived.remove(&record.sample);
+            let expected = stack.is_none() && record.stack_kind == stack_kind::COPIED;
+            if expected && !(drained && now_ns().saturating_sub(record.time_ns) > LONGEST_WAIT_NS) {
+                return None;
             }
-            Some(other) => Joined::Other(other),
-            None => Joined::Unknown,
-        };
+        }
         self.queue.pop_front();
-        Some(joined)
+        Some((event, stack))
     }
 
     /// Shrinks the memory of the queue and of waiting stacks to a capacity of this many records.
@@ -80,7 +67,7 @@ impl Join {
 
 #[cfg(test)]
 mod tests {
-    use sampler_ebpf::abi::{FreeRecord, kind};
+    use sampler_ebpf::abi::{AllocationRecord, FreeRecord, kind};
 
     use super::*;
 
@@ -111,8 +98,8 @@ mod tests {
     /// Sample ID of the next record, and whether it has a stack.
     fn next(join: &mut Join, drained: bool, now_ns: u64) -> Option<(u64, bool)> {
         match join.next(drained, || now_ns)? {
-            Joined::Allocation(record, stack) => Some((record.sample, stack.is_some())),
-            Joined::Other(Event::Free(record)) => Some((record.sample, false)),
+            (Some(Event::Allocation(record)), stack) => Some((record.sample, stack.is_some())),
+            (Some(Event::Free(record)), None) => Some((record.sample, false)),
             other => panic!("{other:?}"),
         }
     }
@@ -145,8 +132,9 @@ mod tests {
     fn records_without_a_copied_stack_do_not_wait() {
         let mut join = join(&[allocation(1, stack_kind::FRAME_POINTERS), free(1)]);
         let never = || -> u64 { panic!("the time does not matter") };
-        assert!(matches!(join.next(false, never), Some(Joined::Allocation(record, None)) if record.sample == 1));
-        assert!(matches!(join.next(false, never), Some(Joined::Other(Event::Free(_)))));
+        let first = join.next(false, never);
+        assert!(matches!(first, Some((Some(Event::Allocation(record)), None)) if record.sample == 1));
+        assert!(matches!(join.next(false, never), Some((Some(Event::Free(_)), None))));
         assert!(join.next(false, never).is_none());
     }
 
@@ -157,7 +145,7 @@ mod tests {
         join.queue.push(vec![99; 64].into());
         join.queue.push(free(7).to_bytes().into());
         join.queue.has_read_up_to(1);
-        assert!(matches!(join.next(true, || 0), Some(Joined::Unknown)));
+        assert!(matches!(join.next(true, || 0), Some((None, None))));
         assert_eq!(next(&mut join, true, 0), Some((7, false)));
     }
 }

@@ -9,7 +9,6 @@ mod join;
 pub mod lives;
 pub mod losses;
 mod outer_stacks;
-pub mod process_event;
 pub mod python;
 mod queue;
 pub mod recorder;

@@ -15,7 +15,6 @@ use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::AddressSpace;
 use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
-use heapbpf_kernel::stack_traces::StackTraces;
 use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, number_of};
 use heapbpf_unwind::dwarf::Unwinder;
@@ -26,9 +25,8 @@ pub use self::stacks::AllocatorCode;
 use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
 use super::java::Javas;
-use super::join::{Join, Joined, MOST_WAITING};
+use super::join::{Join, MOST_WAITING};
 use super::outer_stacks::OuterStacks;
-use super::process_event::ProcessEvent;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 
@@ -44,18 +42,6 @@ const MOST_THREAD_NAMES: usize = 1 << 16;
 
 /// Number of records for which memory is kept when idle.
 const RECORDS_CAPACITY: usize = 1024;
-
-/// Source of stacks that the kernel walked by frame pointers.
-pub trait KernelStacks {
-    /// Addresses of the stack with this ID, innermost first; empty if there is none.
-    fn read(&self, id: i32) -> Vec<u64>;
-}
-
-impl KernelStacks for StackTraces {
-    fn read(&self, id: i32) -> Vec<u64> {
-        StackTraces::read(self, id)
-    }
-}
 
 /// Takes records in and adds them to the heap.
 pub struct Recorder {
@@ -82,7 +68,9 @@ pub struct Recorder {
     /// By process, the sampled mappings of which they do not tell it.
     undecided: HashMap<ProcessKey, LostBlocks>,
     unwinder: Unwinder,
-    traces: Box<dyn KernelStacks>,
+    /// Addresses of the stack with an ID that the kernel walked by frame pointers, innermost first; empty if there is
+    /// none.
+    traces: Box<dyn Fn(i32) -> Vec<u64>>,
     max_depth: usize,
     functions: Vec<u16>,
     thread_names: HashMap<[u8; 16], Arc<str>>,
@@ -98,24 +86,26 @@ pub struct Recorder {
     nowhere: AddressSpace,
     behind: bool,
     /// Processes that died of a fault, until they are taken.
-    crashes: Vec<CrashRecord>,
-    /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
-    longest_copy_bytes: u64,
+    pub crashes: Vec<CrashRecord>,
+    /// Bytes of the longest stack copy since that was last taken.
+    pub longest_copy_bytes: u64,
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
-    new_jit_processes: Vec<(ProcessKey, u64)>,
-    host_error: Option<HostError>,
-    /// Process generations first seen since the last call of [`Recorder::take_new_lives`], with the time of that
-    /// sample.
-    new_lives: Vec<(ProcessKey, u64)>,
+    /// Those that have not been taken yet, with the time of that sample.
+    pub new_jit_processes: Vec<(ProcessKey, u64)>,
+    /// The last error while following the host, until it is taken.
+    pub host_error: Option<HostError>,
+    /// Process generations with a first sample, in them or in their address space, and the time of that sample, until
+    /// they are taken. The owner of another process's address space is listed each time.
+    pub new_lives: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
-    /// Creates a recorder that adds to `heap`, which must be empty. `max_depth`: maximum number of frames of stacks
-    /// that the kernel walked.
+    /// Creates a recorder that adds to `heap`, which must be empty. `traces`: the addresses of a stack that the kernel
+    /// walked, by its ID; `max_depth`: the maximum number of frames of such stacks.
     pub fn new(
         unwinder: Unwinder,
-        traces: impl KernelStacks + 'static,
+        traces: impl Fn(i32) -> Vec<u64> + 'static,
         max_depth: usize,
         heap: Heap,
         names: Arc<RuntimeFunctions>,
@@ -159,13 +149,14 @@ impl Recorder {
         self.functions.extend_from_slice(functions);
     }
 
-    /// Takes in records from the rings until `until_ns` (CLOCK_MONOTONIC). Returns the number of records.
+    /// Takes in records from the rings until `until_ns` (CLOCK_MONOTONIC). Adds events of processes to `processes`, for
+    /// the session to act on. Returns the number of records.
     pub fn drain(
         &mut self,
         events: &mut Ring,
         stacks: &mut Ring,
         host: &mut Host,
-        processes: &mut Vec<ProcessEvent>,
+        processes: &mut Vec<Event>,
         until_ns: u64,
     ) -> usize {
         let mut records = 0;
@@ -181,16 +172,6 @@ impl Recorder {
                 return records;
             }
         }
-    }
-
-    /// Processes that died of a fault since the last call.
-    pub fn take_crashes(&mut self) -> Vec<CrashRecord> {
-        std::mem::take(&mut self.crashes)
-    }
-
-    /// Bytes of the longest stack copy since the last call.
-    pub const fn take_longest_copy(&mut self) -> u64 {
-        std::mem::replace(&mut self.longest_copy_bytes, 0)
     }
 
     /// Frees space in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
@@ -289,53 +270,31 @@ impl Recorder {
 
     /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
     /// handed out all that it can for now. Returns whether it finished before `until_ns`.
-    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<ProcessEvent>) -> bool {
+    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<Event>) -> bool {
         let mut worked: u32 = 0;
         while self.join.queue.front().is_some() {
             worked = worked.wrapping_add(1);
             if worked.is_multiple_of(LOOK_AT_CLOCK_EVERY) && monotonic_ns() > until_ns {
                 return false;
             }
-            let Some(joined) = self.join.next(drained, monotonic_ns) else { break };
-            match joined {
-                Joined::Allocation(record, stack) => {
+            let Some((event, stack)) = self.join.next(drained, monotonic_ns) else { break };
+            match event {
+                Some(Event::Allocation(record)) => {
                     self.allocations += 1;
                     self.allocate(&record, stack, host);
                 }
-                Joined::Other(event) => self.take_in(event, processes),
-                Joined::Unknown => self.counters.records_unknown += 1,
+                Some(Event::Free(record)) => {
+                    self.frees += 1;
+                    self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
+                }
+                Some(Event::Unmap(record)) => {
+                    self.heap.unmap(record.space, record.start, record.end, record.time_ns);
+                }
+                Some(event) => processes.push(event),
+                None => self.counters.records_unknown += 1,
             }
         }
         true
-    }
-
-    /// Takes in an event other than an allocation.
-    fn take_in(&mut self, event: Event, processes: &mut Vec<ProcessEvent>) {
-        match event {
-            // Allocations come with their stack, through `allocate`.
-            Event::Allocation(_) => {}
-            Event::Free(record) => {
-                self.frees += 1;
-                self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
-            }
-            Event::Unmap(record) => self.heap.unmap(record.space, record.start, record.end, record.time_ns),
-            Event::Fork(record) => processes.push(ProcessEvent::Forked {
-                parent: record.process,
-                child: record.next,
-                time_ns: record.time_ns,
-            }),
-            Event::Exec(record) => {
-                processes.push(ProcessEvent::Replaced { ended: record.process, time_ns: record.time_ns });
-            }
-            Event::Exit(record) => {
-                let cpu_ns = 1000 * u64::from(record.cpu_us);
-                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns, cpu_ns });
-            }
-            Event::Uncounted(record) => {
-                processes.push(ProcessEvent::Uncounted { ended: record.process, time_ns: record.time_ns });
-            }
-            Event::Reset(record) => processes.push(ProcessEvent::Reset { pid: record.process.tgid }),
-        }
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
@@ -399,23 +358,12 @@ impl Recorder {
         }
     }
 
-    /// Processes first seen to run JIT code since the last call, with the time of that sample.
-    pub fn take_new_jit_processes(&mut self) -> Vec<(ProcessKey, u64)> {
-        std::mem::take(&mut self.new_jit_processes)
-    }
-
     /// Notes a sample of a process.
     pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
         if let Entry::Vacant(new) = self.processes.entry(process) {
             new.insert(time_ns);
             self.new_lives.push((process, time_ns));
         }
-    }
-
-    /// Process generations with a first sample since the last call, in them or in their address space, and the time of
-    /// that sample. The owner of another process's address space is listed each time.
-    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
-        std::mem::take(&mut self.new_lives)
     }
 
     /// Updates `host` with all process events so far. Addresses of a process whose /proc files cannot be read resolve
@@ -435,11 +383,6 @@ impl Recorder {
                 }
             }
         }
-    }
-
-    /// The last error while following the host, if there was one since the last call.
-    pub fn take_host_error(&mut self) -> Option<HostError> {
-        self.host_error.take()
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {

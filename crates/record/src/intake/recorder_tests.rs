@@ -10,23 +10,19 @@ use sampler_ebpf::abi::{FreeRecord, ProcessRecord, kind, stack_kind};
 
 use super::*;
 
-/// Source of stacks walked by the kernel. Counts how often one is read.
-struct Walked(Rc<Cell<u32>>);
-
-impl KernelStacks for Walked {
-    fn read(&self, id: i32) -> Vec<u64> {
-        self.0.set(self.0.get() + 1);
-        vec![0x1000, 0x2000 + id as u64]
-    }
-}
-
 const PROCESS: ProcessKey = ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 };
 
+/// A recorder, and how often it has read a stack that the kernel walked.
 fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
     let reads = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&reads);
+    let walked = move |id: i32| {
+        counted.set(counted.get() + 1);
+        vec![0x1000, 0x2000 + id as u64]
+    };
     let mut recorder = Recorder::new(
         Unwinder::new(Limits::default(), heapbpf_host::arch::address_bits()),
-        Walked(Rc::clone(&reads)),
+        walked,
         64,
         Heap::new(false),
         Arc::default(),
@@ -54,7 +50,7 @@ fn allocation(sample: u64, stack_kind: u32) -> AllocationRecord {
 }
 
 /// Takes in all these events. Returns the events of processes.
-fn take_in(recorder: &mut Recorder, host: &mut Host, events: &[Event]) -> Vec<ProcessEvent> {
+fn take_in(recorder: &mut Recorder, host: &mut Host, events: &[Event]) -> Vec<Event> {
     let queue = &mut recorder.join.queue;
     queue.read_up_to(|| (1_000_000, 1));
     events.iter().for_each(|event| queue.push(event.to_bytes().into()));
@@ -154,24 +150,17 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
     let (mut recorder, mut host, _) = recorder();
     let process = |kind, time_ns| ProcessRecord { kind, time_ns, process: PROCESS, next: CHILD, ..Default::default() };
     let free = FreeRecord { kind: kind::FREE, sample: 1, time_ns: 40, space: PROCESS, ..Default::default() };
-    let events = [
-        Event::Exit(ProcessRecord { cpu_us: 9, ..process(kind::EXIT, 70) }),
-        Event::Free(free),
-        Event::Allocation(allocation(1, stack_kind::FRAME_POINTERS)),
+    let [fork, reset, uncounted, exec, exit] = [
         Event::Fork(process(kind::FORK, 20)),
-        Event::Exec(process(kind::EXEC, 60)),
         Event::Reset(process(kind::RESET, 50)),
         Event::Uncounted(process(kind::UNCOUNTED, 55)),
+        Event::Exec(process(kind::EXEC, 60)),
+        Event::Exit(ProcessRecord { cpu_us: 9, ..process(kind::EXIT, 70) }),
     ];
+    let allocation = Event::Allocation(allocation(1, stack_kind::FRAME_POINTERS));
+    let events = [exit, Event::Free(free), allocation, fork, exec, reset, uncounted];
     let processes = take_in(&mut recorder, &mut host, &events);
-    let expected = [
-        ProcessEvent::Forked { parent: PROCESS, child: CHILD, time_ns: 20 },
-        ProcessEvent::Reset { pid: PROCESS.tgid },
-        ProcessEvent::Uncounted { ended: PROCESS, time_ns: 55 },
-        ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
-        ProcessEvent::Ended { process: PROCESS, time_ns: 70, cpu_ns: 9000 },
-    ];
-    assert_eq!(processes, expected);
+    assert_eq!(processes, [fork, reset, uncounted, exec, exit]);
     let estimated = recorder.heap.estimated();
     assert_eq!((estimated.samples, estimated.live_samples, recorder.records_taken_in()), (1, 0, 2));
 }

@@ -1,15 +1,17 @@
 //! What an output's path names, and how it is written: files are replaced; devices, FIFOs and sockets are opened.
 
+use std::fmt;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{ffi, fmt};
 
 use heapbpf_host::invoking_user::invoking_user;
+use rustix::fs::{Access, AtFlags, CWD, OFlags, accessat, fcntl_getfl, fcntl_setfl};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
 
 use super::{OutputError, dir_of};
 
@@ -153,9 +155,7 @@ pub(super) fn find(path: &Path, force: bool, naming: Naming) -> Result<Destinati
 /// The target of a link, if it may be followed.
 fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> {
     let target = fs::read_link(link).map_err(|source| OutputError::Io { path: link.into(), source })?;
-    // SAFETY: `geteuid` takes no arguments and cannot fail.
-    let effective = unsafe { libc::geteuid() };
-    match link_rule(owner, effective, invoking_user().map(|user| user.uid), force) {
+    match link_rule(owner, geteuid().as_raw(), invoking_user().map(|user| user.uid), force) {
         LinkRule::NeedsForce => Err(OutputError::Link { path: link.into(), target }),
         LinkRule::OfAnother => Err(OutputError::LinkOfAnother { path: link.into(), target, owner }),
         LinkRule::Follow => {
@@ -199,10 +199,8 @@ impl Destination {
     /// # Errors
     /// Writing is not permitted.
     pub(super) fn check_access(&self) -> Result<(), OutputError> {
-        let path = ffi::CString::new(self.path.as_os_str().as_bytes()).map_err(|error| self.io_error(error.into()))?;
-        // SAFETY: `path` is a NUL-terminated string that outlives the call.
-        let status = unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::W_OK, libc::AT_EACCESS) };
-        if status == 0 { Ok(()) } else { Err(self.io_error(io::Error::last_os_error())) }
+        let allowed = accessat(CWD, &*self.path, Access::WRITE_OK, AtFlags::EACCESS);
+        allowed.map_err(|error| self.io_error(error.into()))
     }
 
     /// Opens a device, FIFO or socket for writing. Waits up to `patience` for a FIFO's reader, or for a socket's
@@ -263,38 +261,17 @@ impl Destination {
         if !handle.metadata()?.file_type().is_socket() {
             return Ok(handle);
         }
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: `socket` takes plain integers; the result is checked below.
-        let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        if socket < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `socket` just returned this descriptor, so nothing else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        // SAFETY: `sockaddr_un` is plain integers, for which zero is a valid value.
-        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let name = format!("/proc/self/fd/{}", handle.as_raw_fd());
-        // The name is far shorter than `sun_path`, so it stays NUL-terminated.
-        for (to, from) in address.sun_path.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-        // SAFETY: `address` is initialised, has the length that is passed, and outlives the call.
-        let status = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-        if status == 0 { Ok(socket.into()) } else { Err(io::Error::last_os_error()) }
+        connect(&socket, &SocketAddrUnix::new(name)?)?;
+        Ok(socket.into())
     }
 }
 
 /// Makes writes to this file block until there is space.
 fn set_blocking(file: &File) -> io::Result<()> {
-    // SAFETY: `file` keeps the descriptor open, and F_GETFL takes no pointer.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    // SAFETY: `file` keeps the descriptor open, and F_SETFL takes a plain integer.
-    if flags < 0 || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(fcntl_setfl(file, fcntl_getfl(file)? - OFlags::NONBLOCK)?)
 }
 
 /// An open device, FIFO or socket.

@@ -13,7 +13,7 @@ use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::NO_USER;
 use heapbpf_kernel::totals::Counts;
-use heapbpf_profile::model::{LossBound, Losses, Process, RowKey};
+use heapbpf_profile::model::{LossBound, Losses, Module, Process, RowKey};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_symbols::runtime_functions::is_of_runtime;
 use heapbpf_unwind::image::ModuleFiles;
@@ -351,19 +351,11 @@ impl Gather {
                 mapping.map_or((0, 0, 0), |mapping| (mapping.start, mapping.end, mapping.file_offset));
             let image = ModuleFiles::image(host.modules_mut(), module);
             let modules = host.modules();
-            facts.modules.insert(
-                module,
-                ModuleFacts {
-                    path: ModuleFiles::path(modules, module),
-                    build_id: ModuleFiles::build_id(modules, module),
-                    is_anonymous: ModuleFiles::is_anonymous(modules, module),
-                    root: ModuleFiles::root(modules, module),
-                    image,
-                    start,
-                    end,
-                    file_offset,
-                },
-            );
+            let (path, build_id) = (ModuleFiles::path(modules, module), ModuleFiles::build_id(modules, module));
+            let is_anonymous = ModuleFiles::is_anonymous(modules, module);
+            let root = ModuleFiles::root(modules, module);
+            let listed = Module { path, build_id, start, end, file_offset, reason: None };
+            facts.modules.insert(module, ModuleFacts { module: listed, is_anonymous, root, image });
         }
         for (process, time_ns) in self.jit_code {
             facts.jit_code.insert(process, jit_code_of(process, time_ns, host));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use heapbpf_audit::Hook;
 use heapbpf_go::functions::shown;
 use heapbpf_go::{Bucket, Heap, Moments, Places};
-use heapbpf_host::reader_thread::NoAnswer;
+use heapbpf_host::reader_thread::{NoAnswer, ReaderThread};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Frame, GO_RUNTIME, Module, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use heapbpf_profile::units;
@@ -17,7 +17,6 @@ use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::weight::{inclusion, poisson_inclusion};
 use heapbpf_symbols::go::GoNames;
 use heapbpf_unwind::mapping::Mapping;
-use reader::HeapReader;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting::names_of;
@@ -31,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Reads heaps of Go programs, and keeps names from profile to profile.
 #[derive(Default)]
 pub struct GoHeaps {
-    reader: HeapReader,
+    reader: ReaderThread,
     names: GoNames,
     /// Processes whose memory did not answer; they are not read again.
     silent: HashSet<ProcessKey>,
@@ -82,7 +81,7 @@ impl GoHeaps {
         if self.silent.contains(&target.process) {
             return Err(unanswered());
         }
-        self.reader.read(memory, &target.program, &target.mapping).unwrap_or_else(|NoAnswer| {
+        reader::read(&mut self.reader, memory, &target.program, &target.mapping).unwrap_or_else(|NoAnswer| {
             self.silent.insert(target.process);
             Err(unanswered())
         })

@@ -290,25 +290,16 @@ impl MemoryReader {
         idle: &mut Vec<Process>,
         is_measured: bool,
     ) {
-        match is_measured {
-            true => self.keep(keys, processes, idle),
-            false => *idle = self.give(keys, processes),
+        if is_measured {
+            self.shown = keys.iter().copied().zip(processes.iter().map(|process| process.resident)).collect();
+            self.idle.clone_from(idle);
+            return;
         }
-    }
-
-    /// Keeps the memory figures of a profile's processes.
-    fn keep(&mut self, keys: &[ProcessKey], processes: &[Process], idle: &[Process]) {
-        self.shown = keys.iter().copied().zip(processes.iter().map(|process| process.resident)).collect();
-        self.idle = idle.to_vec();
-    }
-
-    /// Gives processes their kept memory figures, and returns the idle processes.
-    fn give(&self, keys: &[ProcessKey], processes: &mut [Process]) -> Vec<Process> {
-        for (key, process) in keys.iter().zip(processes.iter_mut()) {
+        for (key, process) in keys.iter().zip(processes) {
             process.resident = self.shown.get(key).copied().flatten();
         }
         let counted: HashSet<u32> = keys.iter().map(|key| key.tgid).collect();
-        self.idle.iter().filter(|process| !counted.contains(&process.pid)).cloned().collect()
+        *idle = self.idle.iter().filter(|process| !counted.contains(&process.pid)).cloned().collect();
     }
 }
 
@@ -479,12 +470,12 @@ mod tests {
         let gone = Measured { process: 1, key: ProcessKey { tgid: u32::MAX, ..own().key }, ..own() };
         reader.measure(vec![own(), gone], &mut [], &mut idle, false);
         assert_eq!(idle.iter().map(|process| process.pid).collect::<Vec<_>>(), [0]);
-        reader.keep(&[], &[], &idle);
-        assert_eq!(reader.give(&[], &mut []), idle);
-        assert!(
-            reader.give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()]).is_empty(),
-            "it allocated"
-        );
+        reader.keep_or_give(&[], &mut [], &mut idle, true);
+        let mut given = Vec::new();
+        reader.keep_or_give(&[], &mut [], &mut given, false);
+        assert_eq!(given, idle);
+        reader.keep_or_give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()], &mut given, false);
+        assert!(given.is_empty(), "it allocated");
     }
 
     mod long {

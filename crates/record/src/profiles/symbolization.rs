@@ -29,22 +29,14 @@ pub struct Facts {
 
 /// A module and its contents.
 pub struct ModuleFacts {
-    /// Path as the process sees it.
-    pub path: Arc<str>,
-    /// GNU build ID.
-    pub build_id: Option<Vec<u8>>,
+    /// The module as profiles list it.
+    pub module: Module,
     /// Whether it is anonymous memory, without a file.
     pub is_anonymous: bool,
     /// Root directory of a process that maps it, if different from ours.
     pub root: Option<PathBuf>,
     /// Its contents, or the reason why they are unavailable.
     pub image: Result<Arc<dyn Image>, String>,
-    /// Start address of its executable mapping in the process where it was first seen.
-    pub start: u64,
-    /// End address of that mapping.
-    pub end: u64,
-    /// File offset of that mapping.
-    pub file_offset: u64,
 }
 
 /// A stack to symbolize, and the process it belongs to.
@@ -73,11 +65,11 @@ impl ModuleFiles for KnownModules {
     }
 
     fn path(&self, module: ModuleId) -> Arc<str> {
-        self.0.get(&module).map_or_else(|| "?".into(), |facts| Arc::clone(&facts.path))
+        self.0.get(&module).map_or_else(|| "?".into(), |facts| Arc::clone(&facts.module.path))
     }
 
     fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
-        self.0.get(&module)?.build_id.clone()
+        self.0.get(&module)?.module.build_id.clone()
     }
 
     fn is_anonymous(&self, module: ModuleId) -> bool {
@@ -94,8 +86,10 @@ pub struct Symbolization {
     symbolizer: Symbolizer,
     options: Options,
     progress: Arc<Progress>,
-    runtime_functions: Arc<RuntimeFunctions>,
-    enabled: bool,
+    /// The functions of language runtimes.
+    pub runtime_functions: Arc<RuntimeFunctions>,
+    /// Whether addresses are symbolized.
+    pub enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
@@ -154,16 +148,6 @@ impl Symbolization {
             finished: HashMap::default(),
             sweeps: 0,
         }
-    }
-
-    /// The same, with the functions of language runtimes.
-    pub fn with_runtime_functions(self, runtime_functions: Arc<RuntimeFunctions>) -> Self {
-        Self { runtime_functions, ..self }
-    }
-
-    /// Whether addresses are symbolized.
-    pub const fn is_enabled(&self) -> bool {
-        self.enabled
     }
 
     /// Takes in the modules that new stacks refer to.
@@ -264,14 +248,7 @@ impl Symbolization {
         self.numbers.entry(module).or_insert_with(|| {
             let number = self.free.pop().unwrap_or(self.modules.len());
             self.modules.resize(self.modules.len().max(number + 1), Module::default());
-            self.modules[number] = Module {
-                path: Arc::clone(&facts.path),
-                build_id: facts.build_id.clone(),
-                start: facts.start,
-                end: facts.end,
-                file_offset: facts.file_offset,
-                reason: None,
-            };
+            self.modules[number] = facts.module.clone();
             number
         });
     }
@@ -336,14 +313,10 @@ mod tests {
 
     fn facts(path: &str) -> ModuleFacts {
         ModuleFacts {
-            path: path.into(),
-            build_id: None,
+            module: Module { path: path.into(), ..Module::default() },
             is_anonymous: false,
             root: None,
             image: Err("there is none".into()),
-            start: 0,
-            end: 0,
-            file_offset: 0,
         }
     }
 

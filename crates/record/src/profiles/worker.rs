@@ -118,7 +118,8 @@ impl ProfileWorker {
         })?;
         std::thread::Builder::new().name("profiles".into()).stack_size(STACK_BYTES).spawn(move || {
             restrict_worker(writes_files);
-            let symbolization = Symbolization::new(symbolize, symbols, own_progress).with_runtime_functions(functions);
+            let mut symbolization = Symbolization::new(symbolize, symbols, own_progress);
+            symbolization.runtime_functions = functions;
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
         Ok(Self { jobs, totals, place: Place::default(), cleanup: Place::default(), progress, emptied, demangler })
@@ -408,7 +409,7 @@ impl Worker {
         stats.estimated_alloc_bytes += lost_samples::bytes(&profile);
         profile.modules = self.symbolization.modules().to_vec();
         if profile.header.live {
-            let named = self.symbolization.is_enabled();
+            let named = self.symbolization.enabled;
             self.go.add(&mut profile, snapshot.go, &snapshot.keys, snapshot.detail, named);
         }
         stats.hooks = HookedProcess::list(&profile.processes[..first]);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use heapbpf_host::mappings::ModuleId;
-use heapbpf_profile::model::{LossBound, Losses, RowKey};
+use heapbpf_profile::model::{LossBound, Losses, Module, RowKey};
 use heapbpf_profile::testing;
 use heapbpf_profile::value::Value;
 use heapbpf_unwind::image::Image;
@@ -266,14 +266,10 @@ fn of_a_panicking_file(number: u32, times: usize) -> Snapshot {
     row.key.stack =
         Some(UnsymbolizedStack { process: key(1), stack: Arc::new(RawStack { frames, ..RawStack::lost() }) });
     let facts = ModuleFacts {
-        path: format!("/lib/{number}.so").into(),
-        build_id: None,
+        module: Module { path: format!("/lib/{number}.so").into(), start: 0x5000, end: 0x6000, ..Module::default() },
         is_anonymous: false,
         root: None,
         image: Ok(Arc::new(Panics(AtomicUsize::new(times)))),
-        start: 0x5000,
-        end: 0x6000,
-        file_offset: 0,
     };
     let facts = Facts { modules: [(module, facts)].into(), ..Facts::default() };
     Snapshot { facts, ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row]) }

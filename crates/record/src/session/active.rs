@@ -185,11 +185,11 @@ impl ActiveRecording {
     /// Watches rings that replaced others.
     fn watch_anew(&mut self, wakers: &mut Wakers) {
         let session = &mut self.session;
-        if session.may_try(Step::Wake) && session.kernel.growth.take_replaced() {
+        if session.may_try(Step::Wake) && std::mem::take(&mut session.kernel.growth.replaced) {
             let anew = Wakers::watch(session);
             match session.errors.note(Step::Wake, anew, monotonic_ns()) {
                 Some(anew) => *wakers = anew,
-                None => session.kernel.growth.note_replaced(),
+                None => session.kernel.growth.replaced = true,
             }
         }
     }
@@ -229,7 +229,7 @@ impl ActiveRecording {
         session.take_in_active();
         session.govern();
         session.look_for_slowed();
-        self.line.show(session, self.begun.elapsed());
+        self.line.show(|| session.status(self.begun.elapsed()), || session.lost());
         if !active {
             // Set before the last check, so that anything that arrives after it wakes us.
             active = !session.set_sleeping(true) || session.cycle() > 0;
@@ -263,7 +263,7 @@ impl ActiveRecording {
             biased;
             number = self.signals.next() => return self.signals.stops(number),
             (exit_code, killed_by) = self.command.ended() => {
-                self.signals.command_ended();
+                self.signals.command = None;
                 self.command.exit_code = exit_code;
                 self.session.unfinished.killed_by = killed_by;
             }

@@ -2,14 +2,15 @@
 //! is reconciled with the kernel's live map.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_heap::live::AfterCut;
 use heapbpf_host::clock::monotonic_ns;
-use heapbpf_host::mapped_ranges;
 use heapbpf_host::priority::RaisedPriority;
 use heapbpf_kernel::totals::Counts;
+use heapbpf_remote::Maps;
 use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
@@ -201,7 +202,12 @@ impl Session {
             // A vfork child unmaps in its parent's address space.
             spaces.extend(self.recorder.heap.mapped_spaces());
         }
-        let mapped = |space: ProcessKey| Some((space, mapped_ranges::read(space.tgid).ok()?));
+        let mapped = |space: ProcessKey| {
+            let maps = Maps::read(File::open(format!("/proc/{}/maps", space.tgid)).ok()?, 0).ok()?;
+            let ranges: Vec<_> = maps.as_slice().iter().map(|it| (it.range.start, it.range.end)).collect();
+            // There are none once the process has no memory any more.
+            (!ranges.is_empty()).then_some((space, ranges))
+        };
         spaces.into_iter().filter_map(mapped).collect()
     }
 

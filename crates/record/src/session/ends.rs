@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::processes::starts_agree;
 use heapbpf_kernel::KernelError;
+use heapbpf_kernel::totals::living;
 use sampler_ebpf::abi::{LivingThread, ProcessKey};
 
 use super::errors::Step;
@@ -17,7 +18,7 @@ const RECORD_FOLLOWS_NS: u64 = 1_000_000_000;
 impl Session {
     /// Passes on which process generations have had their first sample.
     pub(super) fn note_new_lives(&mut self) {
-        for (process, time_ns) in self.recorder.take_new_lives() {
+        for (process, time_ns) in std::mem::take(&mut self.recorder.new_lives) {
             self.lives.begin(process, time_ns);
         }
     }
@@ -109,7 +110,7 @@ impl Session {
             // Counts are read first: a process generation that begins in between cannot be missed in the list.
             let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
             let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());
-            let living = totals.living(&self.attaching.programs)?;
+            let living = living(&self.attaching.programs)?;
             Ok(Census::new(time_ns, time_ns + suspended_ns, living).with_counted(counted, events_lost))
         };
         let census = read();

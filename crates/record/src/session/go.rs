@@ -5,6 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use heapbpf_host::processes::GenerationId;
+use heapbpf_kernel::totals;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::state::Session;
@@ -18,23 +19,20 @@ impl Session {
         }
         let processes = self.attaching.go_targets(&mut self.host);
         self.forget_go(&processes.iter().map(|process| process.generation).collect());
-        if processes.iter().any(|process| !self.go.0.contains_key(&process.generation)) {
-            let living = match self.kernel.totals.living(&self.attaching.programs) {
-                Ok(living) => living,
-                Err(error) => {
-                    log::info!("Go programs are not read: {error}");
-                    Vec::new()
-                }
-            };
+        if processes.iter().any(|process| !self.go.contains_key(&process.generation)) {
+            let living = totals::living(&self.attaching.programs).unwrap_or_else(|error| {
+                log::info!("Go programs are not read: {error}");
+                Vec::new()
+            });
             let key_of: HashMap<u32, ProcessKey> = living.into_iter().map(|process| (process.tgid, process)).collect();
             for process in &processes {
                 if let Some(key) = key_of.get(&process.generation.pid) {
-                    self.go.0.entry(process.generation).or_insert(*key);
+                    self.go.entry(process.generation).or_insert(*key);
                 }
             }
         }
         let target = |process: crate::attaching::go::GoProcess| {
-            let key = *self.go.0.get(&process.generation)?;
+            let key = *self.go.get(&process.generation)?;
             let memory = File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new);
             Some(GoTarget { process: key, program: process.program, mapping: process.mapping, memory })
         };
@@ -44,7 +42,7 @@ impl Session {
     /// Forgets Go programs that no longer run. Those without samples are known only from here.
     fn forget_go(&mut self, running: &HashSet<GenerationId>) {
         let ended: Vec<ProcessKey> =
-            self.go.0.extract_if(|generation, _| !running.contains(generation)).map(|(_, key)| key).collect();
+            self.go.extract_if(|generation, _| !running.contains(generation)).map(|(_, key)| key).collect();
         for key in ended {
             if !self.recorder.processes.contains_key(&key) && self.exited.counts.get(&key).is_none() {
                 self.descriptions.forget_one(key);

@@ -50,7 +50,7 @@ impl Session {
             let fitted = self.kernel.fit_rings(now_ns);
             // After an error, one of them may have been replaced.
             if self.errors.note(Step::Rings, fitted, now_ns) != Some(false) {
-                self.kernel.growth.note_replaced();
+                self.kernel.growth.replaced = true;
             }
         }
     }

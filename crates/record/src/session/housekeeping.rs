@@ -65,7 +65,7 @@ impl Session {
         self.errors.note(Step::Targets, looked, now);
         self.attaching.log_refusals();
         self.reconcile_if_lossy();
-        let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
+        let followed = self.recorder.host_error.take().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);
         let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
         self.housekeeping.forgotten.0 +=

@@ -9,7 +9,6 @@ mod errors;
 mod exited;
 mod finish;
 mod go;
-mod go_keys;
 mod growth;
 mod housekeeping;
 mod moment;

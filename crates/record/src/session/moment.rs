@@ -85,17 +85,10 @@ impl Reading {
         let mut lost = Blocks::new();
         for (process, now) in &self.after.processes {
             let then = self.before.processes.get(process).copied().unwrap_or_default();
-            if now.unmaps_lost > then.unmaps_lost {
-                lost.entry(*process).or_default().add(LostBlocks {
-                    samples: now.unmaps_lost - then.unmaps_lost,
-                    bytes: now.unmaps_lost_bytes.saturating_sub(then.unmaps_lost_bytes),
-                });
-            }
-            if now.frees_lost > then.frees_lost {
-                lost.entry(*process).or_default().add(LostBlocks {
-                    samples: now.frees_lost - then.frees_lost,
-                    bytes: now.frees_lost_bytes.saturating_sub(then.frees_lost_bytes),
-                });
+            let counts = |it: &Counters| [(it.unmaps_lost, it.unmaps_lost_bytes), (it.frees_lost, it.frees_lost_bytes)];
+            for (now, then) in counts(now).into_iter().zip(counts(&then)).filter(|(now, then)| now.0 > then.0) {
+                let blocks = LostBlocks { samples: now.0 - then.0, bytes: now.1.saturating_sub(then.1) };
+                lost.entry(*process).or_default().add(blocks);
             }
         }
         lost

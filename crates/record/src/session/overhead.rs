@@ -64,7 +64,7 @@ impl Session {
     /// If the kernel does not read these calls at the end of a target, they must be read all the time.
     fn may_check_without_calls(&self) -> bool {
         let are_inline = self.attaching.inline.is_some() && !self.attaching.have_own_links();
-        let are_read = inline::are_read(self.attaching.programs.lifecycle.inline_ends());
+        let are_read = inline::are_read(&self.attaching.programs.lifecycle.inline_ends);
         are_inline && are_read && !self.overhead.controller.needs_calls()
     }
 

@@ -30,7 +30,8 @@ pub enum Meaning {
 /// The signals that heapbpf handles.
 pub struct Signals {
     streams: Vec<(libc::c_int, Signal)>,
-    command: Option<Process>,
+    /// The command that signals are passed on to, until it ends.
+    pub command: Option<Process>,
     /// Whether the end was requested before: the next signal that requests it ends the recording.
     asked: bool,
 }
@@ -58,11 +59,6 @@ impl Signals {
             Poll::Pending
         })
         .await
-    }
-
-    /// Notes that the command has ended: signals are no longer passed on.
-    pub fn command_ended(&mut self) {
-        self.command = None;
     }
 
     /// Handles a signal. Returns whether the recording ends now.
@@ -109,8 +105,7 @@ fn meaning(number: libc::c_int, command: bool, asked: bool, terminal: bool) -> M
 /// Whether we are in the foreground process group of a terminal, which receives Ctrl-C as a whole.
 fn terminal_is_ours() -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
-    // SAFETY: `terminal` stays open during the call, and neither function takes a pointer.
-    unsafe { libc::tcgetpgrp(std::os::fd::AsRawFd::as_raw_fd(&terminal)) == libc::getpgrp() }
+    rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
 #[cfg(test)]

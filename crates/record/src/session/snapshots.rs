@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_kernel::totals;
 use heapbpf_profile::model::Process;
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
@@ -15,7 +16,6 @@ use crate::budget::activity::CpuTime;
 use crate::intake::counters::DaemonCounters;
 use crate::outputs::files::SnapshotFiles;
 use crate::outputs::status::Status;
-use crate::outputs::status_line::Figures;
 use crate::profiles::accounting::{self, Missing, Remedies};
 use crate::profiles::capture::Parts;
 use crate::profiles::requests::{Request, Unanswered};
@@ -203,7 +203,7 @@ impl Session {
         if silent.is_empty() {
             return Vec::new();
         }
-        let living = self.kernel.totals.living(&self.attaching.programs).unwrap_or_else(|error| {
+        let living = totals::living(&self.attaching.programs).unwrap_or_else(|error| {
             log::info!("processes that did not allocate are not listed: {error}");
             Vec::new()
         });
@@ -298,11 +298,13 @@ fn without_calls_under_way(total: Counters) -> Counters {
     }
 }
 
-impl Figures for Session {
-    fn status(&self) -> Status {
+impl Session {
+    /// The status of the recording; the sample rate and the losses are not filled in.
+    pub(super) fn status(&self, elapsed: Duration) -> Status {
         let estimated = self.recorder.heap.estimated();
         let controller = &self.overhead.controller;
         Status {
+            elapsed,
             duration: self.plan.duration,
             samples: estimated.samples,
             processes: self.recorder.processes.len(),
@@ -314,7 +316,8 @@ impl Figures for Session {
         }
     }
 
-    fn lost(&self) -> u64 {
+    /// Hits and samples that were lost. This is slow: it reads the state of every thread of the host.
+    pub(super) fn lost(&self) -> u64 {
         let counted = self.kernel.totals.read(&self.attaching.programs);
         counted.map_or(0, |counts| {
             let mut total = counts.total();

@@ -1,17 +1,19 @@
 //! The state of one recording: kernel, host and heap, wired together.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::Builder;
 
 use anyhow::{Context, bail};
 use heapbpf_attach::files::Sources;
 use heapbpf_attach::inline::{InlineHooks, Sampling as InlineSampling};
+use heapbpf_heap::event::Event;
 use heapbpf_heap::live::Heap;
 use heapbpf_host::arch;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::limits::{links_need_admin, module_files};
 use heapbpf_host::own_code::leave_the_file;
+use heapbpf_host::processes::GenerationId;
 use heapbpf_host::{Host, HostOptions};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
@@ -25,7 +27,7 @@ use heapbpf_kernel::object;
 use heapbpf_kernel::programs::{Programs, When};
 use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::rings::Ring;
-use heapbpf_kernel::stack_traces::StackTraces;
+use heapbpf_kernel::stack_traces;
 use heapbpf_kernel::totals::{Counts, Totals};
 use heapbpf_symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
@@ -34,7 +36,6 @@ use sampler_ebpf::constants::draw_constants;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
-use super::go_keys::GoKeys;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
@@ -44,7 +45,6 @@ use crate::budget::controller::OverheadController;
 use crate::budget::overhead::Overhead;
 use crate::cost::measure;
 use crate::intake::lives::Lives;
-use crate::intake::process_event::ProcessEvent;
 use crate::intake::recorder::Recorder;
 use crate::plan::{Hook, RecordPlan};
 use crate::profiles::capture::Parts;
@@ -92,7 +92,7 @@ pub(super) struct Session {
     /// The heap.
     pub(super) recorder: Recorder,
     /// Process events that have not been acted upon yet.
-    pub(super) process_events: Vec<ProcessEvent>,
+    pub(super) process_events: Vec<Event>,
     /// Which process generations there are, and how each ended.
     pub(super) lives: Lives,
     pub(super) exited: ExitedProcesses,
@@ -108,8 +108,8 @@ pub(super) struct Session {
     pub(super) housekeeping: Housekeeping,
     pub(super) errors: Errors,
     pub(super) unfinished: Unfinished,
-    /// Processes that run Go programs.
-    pub(super) go: GoKeys,
+    /// Keys of processes that run Go programs, which need not be known from samples.
+    pub(super) go: HashMap<GenerationId, ProcessKey>,
     /// Active processes that are to be hooked, the busiest last.
     pub(super) due: Vec<ProcessKey>,
     /// Those for which another thread is working, and when they are tried again (CLOCK_MONOTONIC).
@@ -167,7 +167,7 @@ impl Session {
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
         let inline = if let Some(ends) = ends {
-            programs.lifecycle.hold_inline_ends(ends);
+            programs.lifecycle.inline_ends = ends;
             load_inline(&loader, &plan, (&programs, &guardian))?
         } else {
             None
@@ -183,12 +183,13 @@ impl Session {
             })
             .transpose()?;
         let names = Arc::new(RuntimeFunctions::default());
+        let walked = stack_traces::open(&loader)?;
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
             KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
         Ok(Self {
             kernel: maps,
-            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
+            recorder: Recorder::new(unwinder, walked, max_depth, heap, Arc::clone(&names)),
             worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
             host: host?,
@@ -204,7 +205,7 @@ impl Session {
             housekeeping: Housekeeping::default(),
             errors: Errors::default(),
             unfinished: Unfinished::default(),
-            go: GoKeys::default(),
+            go: HashMap::new(),
             due: Vec::new(),
             under_way: VecDeque::new(),
             plan,

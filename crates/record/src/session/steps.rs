@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use heapbpf_attach::inline::{InlineHooks, Level, Levels};
+use heapbpf_heap::event::Event;
 use heapbpf_heap::live::UntrackedBlock;
 use heapbpf_host::clock::monotonic_ns;
-use sampler_ebpf::abi::{LiveKey, ProcessKey};
+use sampler_ebpf::abi::{LiveKey, ProcessKey, ProcessRecord};
 
 use super::state::Session;
 use crate::attaching::follow::Child;
 use crate::intake::lives::End;
-use crate::intake::process_event::ProcessEvent;
 use crate::intake::recorder::{LONGEST_DRAIN_IF_AWAITED_NS, LONGEST_DRAIN_NS};
 use crate::profiles::capture::jit_code_of;
 use crate::profiles::describe::Looked;
@@ -74,7 +74,7 @@ impl Session {
     pub(super) fn take_in(&mut self) -> usize {
         let is_over = self.schedule.has_ended(monotonic_ns());
         let latest_ns = self.schedule.ends_ns.filter(|_| !is_over).unwrap_or(u64::MAX);
-        let longest_copy_bytes = self.recorder.take_longest_copy();
+        let longest_copy_bytes = std::mem::take(&mut self.recorder.longest_copy_bytes);
         self.fit_rings(longest_copy_bytes);
         let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
         let is_awaited = self.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait);
@@ -82,7 +82,7 @@ impl Session {
         let until_ns = latest_ns.min(monotonic_ns() + longest_ns);
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, until_ns);
         self.grant_sites();
-        let crashes = self.recorder.take_crashes();
+        let crashes = std::mem::take(&mut self.recorder.crashes);
         if !crashes.is_empty() {
             // Crashes do not wait for the events of the host: a child may just have been forked.
             self.recorder.poll(&mut self.host);
@@ -91,7 +91,7 @@ impl Session {
             self.attaching.note_crash(&crash, &mut self.host);
             self.drop_untracked_heaps();
         }
-        for (process, time_ns) in self.recorder.take_new_jit_processes() {
+        for (process, time_ns) in std::mem::take(&mut self.recorder.new_jit_processes) {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);
         }
@@ -130,7 +130,7 @@ impl Session {
     /// Lets processes take as many more samples as there is space for.
     fn grant_sites(&mut self) {
         let Some(inline) = &mut self.attaching.inline else { return };
-        let has_forked = self.process_events.iter().any(|event| matches!(event, ProcessEvent::Forked { .. }));
+        let has_forked = self.process_events.iter().any(|event| matches!(event, Event::Fork(_)));
         let (kernel, recorder) = (&self.kernel, &self.recorder);
         inline.grant(has_forked, || Levels {
             rings: [&kernel.events, &kernel.stacks].map(|ring| Level {
@@ -149,22 +149,26 @@ impl Session {
         }
     }
 
-    fn apply(&mut self, event: ProcessEvent) {
+    /// Acts on an event of a process.
+    fn apply(&mut self, event: Event) {
         self.note_new_lives();
         match event {
-            ProcessEvent::Forked { parent, child, time_ns } => {
+            Event::Fork(ProcessRecord { process: parent, next: child, time_ns, .. }) => {
                 let is_inline = self.attaching.inline.as_ref().is_some_and(|inline| inline.is_child(child));
                 self.attaching.forked(parent.tgid, Child { pid: child.tgid, is_inline }, time_ns, &self.host);
                 self.recorder.pythons.forked(parent, child.tgid);
             }
-            ProcessEvent::Uncounted { ended, time_ns } => self.attaching.program_was_missed(ended, time_ns, &self.host),
-            ProcessEvent::Replaced { ended, time_ns } => {
+            Event::Uncounted(ProcessRecord { process, time_ns, .. }) => {
+                self.attaching.program_was_missed(process, time_ns, &self.host);
+            }
+            Event::Exec(ProcessRecord { process: ended, time_ns, .. }) => {
                 self.attaching.program_is_over(ended);
                 if self.lives.end(ended, End::Exec, monotonic_ns()) {
                     self.replaced(ended, time_ns);
                 }
             }
-            ProcessEvent::Ended { process, time_ns, cpu_ns } => {
+            Event::Exit(ProcessRecord { process, time_ns, cpu_us, .. }) => {
+                let cpu_ns = 1000 * u64::from(cpu_us);
                 self.attaching.program_is_over(process);
                 self.attaching.targets.used(process.tgid, cpu_ns);
                 self.attaching.activity.iter_mut().for_each(|activity| activity.ended(process, cpu_ns));
@@ -173,11 +177,14 @@ impl Session {
                 }
                 self.attaching.forget_programs(process.tgid);
             }
-            ProcessEvent::Reset { pid } => {
-                // The host reported the exec before it ended.
+            Event::Reset(ProcessRecord { process, .. }) => {
+                // What it had noted may already have been about its new program. The host reported the exec before it
+                // ended.
                 self.recorder.poll(&mut self.host);
-                self.attaching.note_anew(pid, &mut self.host);
+                self.attaching.note_anew(process.tgid, &mut self.host);
             }
+            // The recorder has taken them in.
+            Event::Allocation(_) | Event::Free(_) | Event::Unmap(_) => {}
         }
         self.recorder.counters.ends_found = self.lives.found();
     }

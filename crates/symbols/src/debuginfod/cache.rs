@@ -162,9 +162,7 @@ fn clean_dir(dir: &Path, most: Duration) {
 
 /// Whether a file or directory belongs to us or to root. Another owner could change it while it is read.
 fn is_trusted(metadata: &fs::Metadata) -> bool {
-    // SAFETY: `geteuid` has no arguments and always succeeds.
-    let own = unsafe { libc::geteuid() };
-    [0, own].contains(&metadata.uid())
+    [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid())
 }
 
 fn read_short(path: &Path) -> Option<String> {

@@ -11,7 +11,7 @@ use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, num
 use heapbpf_unwind::raw::RawFrame;
 use sampler_ebpf::abi::ProcessKey;
 
-use super::reader::{Failed, JavaReader, Place};
+use super::reader::{Failed, JavaReader, Place, code};
 
 /// How long what was read counts as true. Afterwards it is compared again, because code and methods may be freed and
 /// their memory reused.
@@ -135,7 +135,8 @@ impl Process {
                 return Ok(Some(known.code.clone()));
             };
             let blob = &known.code.blob;
-            match reader.check_of_code(memory, vm, blob.start) {
+            let start = blob.start;
+            match reader.read(memory, vm, move |memory, vm| Ok(Blob::read(memory, vm, start)?.check)) {
                 // The process has ended, so nothing else can be there.
                 Err(Failed::Read(ReadError::Unreadable)) => return Ok(Some(known.code.clone())),
                 Ok(check) if check == blob.check => {
@@ -147,7 +148,7 @@ impl Process {
             }
         }
         let Some(memory) = &self.memory else { return Err(Failed::NoAnswer) };
-        let found = match reader.code(memory, vm, pc) {
+        let found = match reader.read(memory, vm, move |memory, vm| code(memory, vm, pc)) {
             Ok(found) => found,
             Err(failed) => return self.give_up(failed),
         };
@@ -174,7 +175,7 @@ impl Process {
         if let Some(known) = self.methods.get_mut(&address) {
             is_same = match self.memory.as_ref().filter(|_| known.checked.elapsed() > TRUE_FOR) {
                 None => true,
-                Some(memory) => match reader.check_of_method(memory, vm, address) {
+                Some(memory) => match reader.read(memory, vm, move |memory, vm| Method::check(memory, vm, address)) {
                     Err(Failed::Read(ReadError::Unreadable)) => true,
                     Err(Failed::NoAnswer) => return self.give_up(Failed::NoAnswer),
                     Err(Failed::Read(ReadError::Malformed)) => false,
@@ -188,7 +189,7 @@ impl Process {
         }
         if !is_same {
             let Some(memory) = &self.memory else { return Err(Failed::NoAnswer) };
-            let method = match reader.method(memory, vm, address) {
+            let method = match reader.read(memory, vm, move |memory, vm| Method::read(memory, vm, address)) {
                 Ok(method) => method,
                 Err(failed) => return self.give_up(failed),
             };

@@ -26,25 +26,6 @@ pub struct Place {
 /// Code, and the functions that run where it was looked up, innermost first.
 pub type FoundCode = (Blob, Vec<Place>);
 
-/// What the thread is asked for.
-enum Question {
-    Layout(Tables),
-    Vm(Box<Layout>, String),
-    Code(Arc<Vm>, u64),
-    SameCode(Arc<Vm>, u64),
-    Method(Arc<Vm>, u64),
-    SameMethod(Arc<Vm>, u64),
-}
-
-/// The answers, in the order of the questions; both checks have the same kind of answer.
-enum Answer {
-    Layout(Result<(Layout, String), Unsupported>),
-    Vm(Result<Vm, Unsupported>),
-    Code(Result<Option<FoundCode>, ReadError>),
-    Method(Result<Method, ReadError>),
-    Check(Result<u64, ReadError>),
-}
-
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
@@ -68,17 +49,16 @@ impl From<ReadError> for Failed {
 
 /// The handle to the reading thread.
 #[derive(Default)]
-pub struct JavaReader(pub(super) ReaderThread<(Arc<File>, Request), Reply>);
-
-/// A question, which only this module can make.
-pub struct Request(Question);
-/// Its answer.
-pub struct Reply(Answer);
+pub struct JavaReader(ReaderThread);
 
 impl JavaReader {
-    fn ask(&mut self, memory: &Arc<File>, question: Question) -> Result<Answer, NoAnswer> {
-        let request = (Arc::clone(memory), Request(question));
-        self.0.ask(request, "java", answer, LONGEST_WAIT).map(|Reply(answer)| answer)
+    fn ask<A: Send + 'static>(
+        &mut self,
+        memory: &Arc<File>,
+        read: impl FnOnce(&ProcessMemory) -> A + Send + 'static,
+    ) -> Result<A, NoAnswer> {
+        let memory = ProcessMemory(Arc::clone(memory));
+        self.0.ask("java", LONGEST_WAIT, move || read(&memory))
     }
 
     /// Reads a JVM. Its layout is kept in `known`.
@@ -90,64 +70,30 @@ impl JavaReader {
     ) -> Result<Vm, Unsupported> {
         let (layout, release) = match known {
             Some(known) => known.clone(),
-            None => match self.ask(memory, Question::Layout(tables.clone())) {
-                Ok(Answer::Layout(layout)) => known.insert(layout?).clone(),
-                _ => return Err(Unsupported::NoAnswer),
-            },
+            None => {
+                let tables = tables.clone();
+                let found = self.ask(memory, move |memory| Vm::layout(memory, &tables));
+                known.insert(found.unwrap_or(Err(Unsupported::NoAnswer))?).clone()
+            }
         };
-        match self.ask(memory, Question::Vm(Box::new(layout), release)) {
-            Ok(Answer::Vm(vm)) => vm,
-            _ => Err(Unsupported::NoAnswer),
-        }
+        let vm = self.ask(memory, move |memory| Vm::with_layout(memory, layout, release));
+        vm.unwrap_or(Err(Unsupported::NoAnswer))
     }
 
-    /// The code at an address; `None` if there is none.
-    pub fn code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, pc: u64) -> Result<Option<FoundCode>, Failed> {
-        match self.ask(memory, Question::Code(Arc::clone(vm), pc))? {
-            Answer::Code(code) => Ok(code?),
-            _ => Err(Failed::NoAnswer),
-        }
-    }
-
-    /// The check of the code that begins at an address.
-    pub fn check_of_code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, start: u64) -> Result<u64, Failed> {
-        self.check(memory, Question::SameCode(Arc::clone(vm), start))
-    }
-
-    /// The method at an address.
-    pub fn method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<Method, Failed> {
-        match self.ask(memory, Question::Method(Arc::clone(vm), address))? {
-            Answer::Method(method) => Ok(method?),
-            _ => Err(Failed::NoAnswer),
-        }
-    }
-
-    /// The check of the method at an address.
-    pub fn check_of_method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<u64, Failed> {
-        self.check(memory, Question::SameMethod(Arc::clone(vm), address))
-    }
-
-    fn check(&mut self, memory: &Arc<File>, question: Question) -> Result<u64, Failed> {
-        match self.ask(memory, question)? {
-            Answer::Check(check) => Ok(check?),
-            _ => Err(Failed::NoAnswer),
-        }
+    /// Reads something of a JVM.
+    pub fn read<A: Send + 'static>(
+        &mut self,
+        memory: &Arc<File>,
+        vm: &Arc<Vm>,
+        read: impl FnOnce(&ProcessMemory, &Vm) -> Result<A, ReadError> + Send + 'static,
+    ) -> Result<A, Failed> {
+        let vm = Arc::clone(vm);
+        Ok(self.ask(memory, move |memory| read(memory, &vm))??)
     }
 }
 
-fn answer((memory, Request(question)): (Arc<File>, Request)) -> Reply {
-    let memory = ProcessMemory(memory);
-    Reply(match question {
-        Question::Layout(tables) => Answer::Layout(Vm::layout(&memory, &tables)),
-        Question::Vm(layout, release) => Answer::Vm(Vm::with_layout(&memory, *layout, release)),
-        Question::Code(vm, pc) => Answer::Code(code(&memory, &vm, pc)),
-        Question::SameCode(vm, start) => Answer::Check(Blob::read(&memory, &vm, start).map(|blob| blob.check)),
-        Question::Method(vm, address) => Answer::Method(Method::read(&memory, &vm, address)),
-        Question::SameMethod(vm, address) => Answer::Check(Method::check(&memory, &vm, address)),
-    })
-}
-
-fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
+/// The code at an address; `None` if there is none.
+pub fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
     let Some(blob) = Blob::find(memory, vm, pc)? else { return Ok(None) };
     // Without a description of what is inlined, the compiled method is still known.
     let alone = || vec![Scope { method: blob.method, bytecode: None }];

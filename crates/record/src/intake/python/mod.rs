@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use heapbpf_host::reader_thread::NoAnswer;
+use heapbpf_host::reader_thread::{NoAnswer, ReaderThread};
 use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
@@ -16,7 +16,6 @@ use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
 use merge::{Mismatch, Parts};
 use notes::{Outcomes, Why};
-use reader::CodeReader;
 use sampler_ebpf::abi::{ProcessKey, PythonCodeRecord, PythonFrame, PythonRecord, StackRecord, python_walk};
 
 /// Maximum number of samples whose Python frames wait for their stack copy, which either follows at once or was lost.
@@ -110,7 +109,7 @@ pub struct Pythons {
     processes: HashMap<ProcessKey, Process>,
     /// Parents of forked processes, by process id.
     parents: HashMap<u32, ProcessKey>,
-    reader: CodeReader,
+    reader: ReaderThread,
     outcomes: Outcomes,
 }
 
@@ -124,7 +123,7 @@ impl Pythons {
             copies: HashMap::new(),
             processes: HashMap::new(),
             parents: HashMap::new(),
-            reader: CodeReader::default(),
+            reader: ReaderThread::default(),
             outcomes: Outcomes::default(),
         }
     }
@@ -315,7 +314,7 @@ impl Pythons {
         let unreadable = || wanted.iter().map(|_| Err(CodeError::Unreadable)).collect();
         let Some(process) = self.processes.get_mut(&from) else { return Ok(unreadable()) };
         let Some(memory) = &process.memory else { return Ok(unreadable()) };
-        self.reader.read(memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
+        reader::read(&mut self.reader, memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
             (process.memory, process.gave_up) = (None, true);
             Why::NoAnswer
         })
@@ -448,7 +447,7 @@ mod tests {
         }
         // There is no space for copies of further ones.
         let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.processes[&spaces[0]].held_bytes);
-        let mut answer = pythons.reader.read(&memory, &layout(), vec![wanted]).expect("a file answers");
+        let mut answer = reader::read(&mut pythons.reader, &memory, &layout(), vec![wanted]).expect("a file answers");
         pythons.keep(spaces[0], wanted.0, wanted.1, answer.remove(0).expect("it is whole"));
         assert_eq!(pythons.processes[&spaces[0]].held_bytes, held_bytes);
         pythons.forget(&HashSet::from(spaces));

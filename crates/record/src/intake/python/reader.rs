@@ -22,35 +22,26 @@ impl Memory for Process {
     }
 }
 
-struct Request {
-    memory: Arc<File>,
-    layout: Layout,
-    /// Addresses and checks of code objects.
-    wanted: Vec<(u64, u64)>,
-}
-
 type Codes = Vec<Result<Code, CodeError>>;
 
-/// The handle to the reading thread.
-#[derive(Default)]
-pub struct CodeReader(ReaderThread<Request, Codes>);
-
-impl CodeReader {
-    /// Reads code objects of one process.
-    ///
-    /// # Errors
-    /// [`NoAnswer`] in time: this process should not be read again.
-    pub fn read(&mut self, memory: &Arc<File>, layout: &Layout, wanted: Vec<(u64, u64)>) -> Result<Codes, NoAnswer> {
-        let request = Request { memory: Arc::clone(memory), layout: *layout, wanted };
-        self.0.ask(request, "python", read, LONGEST_WAIT)
-    }
+/// Reads code objects of one process. `wanted` has their addresses and checks.
+///
+/// # Errors
+/// [`NoAnswer`] in time: this process should not be read again.
+pub fn read(
+    reader: &mut ReaderThread,
+    memory: &Arc<File>,
+    layout: &Layout,
+    wanted: Vec<(u64, u64)>,
+) -> Result<Codes, NoAnswer> {
+    let (memory, layout) = (Process(ProcessMemory(Arc::clone(memory))), *layout);
+    reader.ask("python", LONGEST_WAIT, move || read_codes(&memory, &layout, &wanted))
 }
 
-fn read(Request { memory, layout, wanted }: Request) -> Codes {
-    let memory = Process(ProcessMemory(memory));
+fn read_codes(memory: &Process, layout: &Layout, wanted: &[(u64, u64)]) -> Codes {
     let mut left_bytes = MOST_BYTES;
     let read = |(address, check): &(u64, u64)| -> Result<Code, CodeError> {
-        let mut code = Code::read(&memory, &layout, *address, *check)?;
+        let mut code = Code::read(memory, layout, *address, *check)?;
         left_bytes = left_bytes.checked_sub(code.held_bytes()).unwrap_or_else(|| {
             code.forget_lines();
             0
@@ -108,14 +99,14 @@ pub(super) mod tests {
     #[test]
     fn memory_that_is_not_there_is_an_answer() {
         let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
-        let answer = CodeReader::default().read(&memory, &layout(), vec![(8, 0), (16, 0)]);
+        let answer = read(&mut ReaderThread::default(), &memory, &layout(), vec![(8, 0), (16, 0)]);
         assert_eq!(answer, Ok(vec![Err(CodeError::Unreadable), Err(CodeError::Unreadable)]));
     }
 
     #[test]
     fn long_line_tables_beyond_the_bound_are_left_out() {
         let (memory, wanted) = with_codes(40, 1 << 20);
-        let answer = CodeReader::default().read(&memory, &layout(), wanted).expect("a file answers");
+        let answer = read(&mut ReaderThread::default(), &memory, &layout(), wanted).expect("a file answers");
         let codes: Vec<Code> = answer.into_iter().map(|code| code.expect("it is whole")).collect();
         assert!(codes.iter().all(|code| code.name == "f"));
         let lines: Vec<Option<u32>> = codes.iter().map(|code| code.line(&layout(), 0)).collect();

@@ -141,7 +141,7 @@ impl Recorder {
         if let Some(stack) = self.walked.get(&key) {
             return Arc::clone(stack);
         }
-        let addresses = self.traces.read(record.stack_id);
+        let addresses = (self.traces)(record.stack_id);
         self.poll(host);
         let at = self.at_time(record, host);
         let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);

@@ -18,37 +18,21 @@ const LONGEST_READ: Duration = Duration::from_secs(2);
 const ATTEMPTS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
 
-struct Request {
-    memory: Arc<File>,
-    program: Arc<GoProgram>,
-    mapping: Mapping,
+/// Reads the heap of a process, or the reason why that is not possible.
+///
+/// # Errors
+/// [`NoAnswer`] in time: this process should not be read again.
+pub fn read(
+    reader: &mut ReaderThread,
+    memory: &Arc<File>,
+    program: &Arc<GoProgram>,
+    mapping: &Mapping,
+) -> Result<Result<Heap, String>, NoAnswer> {
+    let (memory, program, mapping) = (ProcessMemory(Arc::clone(memory)), Arc::clone(program), *mapping);
+    reader.ask("go", LONGEST_WAIT, move || read_heap(&memory, &program, &mapping))
 }
 
-/// The handle to the reading thread.
-#[derive(Default)]
-pub struct HeapReader(ReaderThread<Request, Result<Heap, String>>);
-
-impl HeapReader {
-    /// Reads the heap of a process, or the reason why that is not possible.
-    ///
-    /// # Errors
-    /// [`NoAnswer`] in time: this process should not be read again.
-    pub fn read(
-        &mut self,
-        memory: &Arc<File>,
-        program: &Arc<GoProgram>,
-        mapping: &Mapping,
-    ) -> Result<Result<Heap, String>, NoAnswer> {
-        let (memory, program) = (Arc::clone(memory), Arc::clone(program));
-        self.0.ask(Request { memory, program, mapping: *mapping }, "go", answer, LONGEST_WAIT)
-    }
-}
-
-fn answer(Request { memory, program, mapping }: Request) -> Result<Heap, String> {
-    read(&ProcessMemory(memory), &program, &mapping)
-}
-
-fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
+fn read_heap(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
     let known = program.program().map_err(|why| why.to_string())?;
     let bias = known.bias(mapping.start, mapping.file_offset).ok_or("its code is not where its file has it")?;
     let mut heap = Err(Unread::Torn);
@@ -82,7 +66,7 @@ mod tests {
     #[test]
     fn a_program_that_is_not_gos_is_an_answer() {
         let (memory, program, mapping) = nothing();
-        let answer = HeapReader::default().read(&memory, &program, &mapping).expect("an answer");
+        let answer = read(&mut ReaderThread::default(), &memory, &program, &mapping).expect("an answer");
         assert!(answer.is_err_and(|why| why.contains("table of functions")));
     }
 }
