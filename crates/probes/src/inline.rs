@@ -115,14 +115,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let used = reentrant.ranges.ranges.iter().take(reentrant.ranges.count as usize);
     let inner = used.filter_map(|[s, e]| Some([address(*s)?, address(*s)?.checked_add(e.checked_sub(*s)?)?])).collect();
     let slots = slots(&graph, &functions);
-    Ok(InlineFile {
-        allocator: defined.allocators.join(", "),
-        functions,
-        inner,
-        slots,
-        missing,
-        code: image.code,
-    })
+    Ok(InlineFile { allocator: defined.allocators.join(", "), functions, inner, slots, missing, code: image.code })
 }
 
 /// Why a function of an unknown allocator is not hooked, if its code does not show enough.

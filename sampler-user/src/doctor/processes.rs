@@ -91,8 +91,7 @@ impl ProcessAudit {
         let others = self.allocators.iter().map(String::as_str).filter(is_other).collect::<Vec<_>>().join(", ");
         let before =
             if others.is_empty() { "blocks of at least 128 KiB".to_owned() } else { format!("blocks of {others}") };
-        let why =
-            format!("in no known heap; a runtime's own memory, which no recording sees, or {before} from before");
+        let why = format!("in no known heap; a runtime's own memory, which no recording sees, or {before} from before");
         self.limits.push(Missing::new(format!("{} of anonymous memory", units::bytes(bytes as f64)), why));
     }
 }

@@ -1,6 +1,7 @@
 //! Why a process is larger than its profile: its resident memory in parts that add up, and what is known about its
 //! heap.
 
+use indexmap::IndexSet;
 use serde::Serialize;
 
 use super::processes::{Entry, entries};
@@ -139,7 +140,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
             (0.0, Some(0.0))
         } else {
             let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-            let is_known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+            let is_known = entry.processes.iter().all(|&process| profile.knows_inuse(process));
             (estimate.estimate, estimate.high.filter(|_| is_known))
         };
         // Other allocators than glibc may hold free memory in mappings that nothing marks.
@@ -280,12 +281,9 @@ pub(super) fn of_other_allocators(context: &Context, entry: &Entry, resident: &R
     let of_python = resident.python.map_or(0, |python| python.resident_bytes);
     let rest = resident.heap_bytes.saturating_sub(of_glibc).saturating_sub(of_python);
     let most = rest.saturating_add(resident.other_bytes);
-    let mut names: Vec<&str> = Vec::new();
-    for name in entry.members(context.profile).flat_map(Process::other_allocators) {
-        if !names.contains(&name) && !(name == PYTHONS && resident.python.is_some()) {
-            names.push(name);
-        }
-    }
+    let names: IndexSet<&str> = entry.members(context.profile).flat_map(Process::other_allocators).collect();
+    let is_divided = |name: &str| name == PYTHONS && resident.python.is_some();
+    let names: Vec<&str> = names.into_iter().filter(|name| !is_divided(name)).collect();
     let is_known = most > 0 && resident.undivided_bytes == 0 && !names.is_empty();
     is_known.then(|| format!("{} has at most {} of the heap and of other memory", names.join(", "), bytes(most as f64)))
 }

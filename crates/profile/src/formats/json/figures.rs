@@ -139,6 +139,6 @@ impl Figures {
 
     /// Writes the figures as fields of the object that they belong to.
     pub(super) fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
-        self.0.iter().try_for_each(|(name, figure)| fields.serialize_field(*name, figure))
+        self.0.iter().try_for_each(|(name, figure)| fields.serialize_field(name, figure))
     }
 }
