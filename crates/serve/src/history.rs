@@ -92,9 +92,6 @@ fn add(sum: &mut f64, figure: f64) {
     }
 }
 
-/// Processes of this run, by their one entry.
-type Present = HashSet<*const KnownProcess>;
-
 /// A process generation, and what filters ask about it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct KnownProcess {
@@ -235,16 +232,16 @@ impl History {
         for sample in self.samples().take_while(|sample| sample.time_ms <= to_ms) {
             let before = last.replace(sample).filter(|_| !sample.after_gap);
             if sample.time_ms >= from_ms {
-                past.add(sample, before, (seen, present.as_ref()), &mut programs);
+                past.add(sample, before, seen, present.as_ref(), &mut programs);
             }
         }
         (past, programs)
     }
 
     /// The processes in samples of this run.
-    fn present(&self) -> Present {
+    fn present(&self) -> HashSet<ProcessKey> {
         let own = self.samples().filter(|sample| !sample.is_earlier);
-        own.flat_map(|sample| &sample.largest).map(|(known, _)| Arc::as_ptr(known)).collect()
+        own.flat_map(|sample| &sample.largest).map(|(known, _)| known.key).collect()
     }
 
     /// All samples, oldest first.
@@ -362,13 +359,14 @@ impl Past {
         &mut self,
         sample: &'a Sample,
         before: Option<&Sample>,
-        (seen, present): (&ClientView, Option<&Present>),
+        seen: &ClientView,
+        present: Option<&HashSet<ProcessKey>>,
         programs: &mut BTreeMap<&'a str, Vec<Entry>>,
     ) {
         let (rates, mut rate) = sample.rates(before);
         let present = present.filter(|_| sample.is_earlier);
         let is_seen = |known: &Arc<KnownProcess>| {
-            known.is_seen(seen) && present.is_none_or(|present| present.contains(&Arc::as_ptr(known)))
+            known.is_seen(seen) && present.is_none_or(|present| present.contains(&known.key))
         };
         let largest = sample.largest.iter().zip(rates).filter(|((known, _), _)| is_seen(known));
         let largest: Vec<(&'a KnownProcess, &Figures, f64)> =

@@ -27,17 +27,17 @@ pub struct SpoolOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The directory cannot be used.
-    #[error("cannot keep profiles in the spool {dir}: {source}")]
+    #[error("cannot use the spool {dir}: {source}")]
     Io {
-        /// The destination's directory.
+        /// The directory, or the file in it.
         dir: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
     /// Another user could read or change what is kept there.
-    #[error("cannot keep profiles in the spool {dir}: {what}; remove it, or choose another directory for --spool")]
+    #[error("cannot use the spool {dir}: {what}; remove it, or choose another directory for --spool")]
     NotOurs {
-        /// The directory, or the link in its place.
+        /// The directory, the file in it, or the link in its place.
         dir: PathBuf,
         /// Why it is not exclusively ours.
         what: String,
