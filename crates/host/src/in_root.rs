@@ -86,6 +86,8 @@ pub fn open_regular(handle: &File) -> io::Result<File> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use rustix::fs::{CWD, FileType, mknodat};
+
     use super::*;
 
     #[test]
@@ -127,9 +129,8 @@ mod tests {
             assert_eq!(beneath(path).map_err(|error| error.raw_os_error()), Err(Some(libc::EXDEV)), "{path}");
         }
         assert!(beneath("magic/passwd").is_err() && beneath("round").is_err());
-        let fifo = CString::new(root.join("fifo").as_os_str().as_bytes()).expect("no NUL");
-        // SAFETY: `fifo` is a NUL-terminated string that outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        let fifo = root.join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).expect("our own directory");
         assert_eq!(
             open(&root, Path::new("fifo")).map_err(|error| error.kind()).err(),
             Some(io::ErrorKind::InvalidInput)

@@ -16,7 +16,7 @@ use super::loader::{Loader, NamedProgram, ProgramKind};
 use super::programs::single_kind;
 use super::sys::{HashMapFd, How};
 use super::tracepoints::TracepointProgram;
-use super::{KernelError, sys};
+use super::{KernelError, release, sys};
 
 /// The program for the sites.
 const PROGRAM: &str = "inline_site";
@@ -54,8 +54,8 @@ pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
 }
 
 /// Whether the programs that [`link_ends`] linked read the counts of all processes at their ends.
-pub const fn are_read(ends: &[TracepointProgram]) -> bool {
-    ends.len() == ENDS.len()
+pub fn are_read(ends: &[TracepointProgram]) -> bool {
+    ends.len() == ENDS.len() && release::exits_with_memory(&release::current())
 }
 
 type Entries = HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>;

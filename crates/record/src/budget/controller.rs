@@ -21,6 +21,9 @@ const INTERVAL_STEP: u64 = 4;
 
 /// Share of the budget from which on checks need the calls that targets count themselves.
 const CLOSE: f64 = 0.5;
+/// Longest time without reading them, seconds. If the kernel cannot read a process's calls at its end, those since the
+/// last read are lost.
+const LONGEST_UNREAD: f64 = 60.0;
 
 /// How many checks in a row must find the budget exceeded before the recording is reduced, which is permanent.
 const PATIENCE: u32 = 2;
@@ -159,17 +162,20 @@ impl OverheadController {
         &self.notes
     }
 
-    /// Whether a check needs the calls that targets count themselves ([`Self::look`]): to choose an interval, or
-    /// because the budget may be exceeded. Reading them takes time for each target.
-    pub const fn needs_calls(&self) -> bool {
-        self.automatic || self.looks.is_close
+    /// Whether a check at a time needs the calls that targets count themselves ([`Self::look`]): to choose an interval,
+    /// because the budget may be exceeded, or because they have not been read for long. Reading them takes time for
+    /// each target.
+    pub fn needs_calls(&self, now_ns: u64) -> bool {
+        let unread_for = now_ns as f64 * 1e-9 - self.looks.last.seconds;
+        self.automatic || self.looks.is_close || unread_for > LONGEST_UNREAD
     }
 
     /// Checks counters without the calls that targets count themselves, at the time [`next_ns`](Self::next_ns). Returns
     /// whether only samples took time, and much less than the budget. Otherwise [`Self::look_from`] follows.
     pub fn is_well_within(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) -> bool {
         let (Some(costs), Some(budget)) = (self.costs, self.budget) else { return false };
-        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        // Only the targets' counts tell frees of samples, which are part of a sample's cost, from others.
+        let now = Use { frees: 0.0, ..usage(counters, cpu_seconds, now_ns as f64 * 1e-9) };
         let used = now.since(&std::mem::replace(&mut self.looks.last_in_kernel, now));
         self.note_share(&used, &costs, now_ns);
         self.looks.exceeded = u32::from(used.share(&costs) > budget);

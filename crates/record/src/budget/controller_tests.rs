@@ -102,35 +102,37 @@ fn counted_inside(calls: u64, samples: u64) -> Counters {
 #[test]
 fn what_targets_count_is_needed_once_their_samples_come_close_to_the_budget() {
     let mut controller = controller(Some(0.25), false);
-    assert!(controller.needs_calls(), "nothing is known yet");
+    assert!(controller.needs_calls(SECOND), "nothing is known yet");
     let at_ns = |seconds: u64| (1 + seconds) * SECOND;
-    let in_kernel = |samples| counted_inside(0, samples);
+    // Each sample was freed, which is part of its cost.
+    let in_kernel = |samples| Counters { frees_seen: samples, ..counted_inside(0, samples) };
     assert!(controller.look(&counted_inside(1_000_000, 0), 1.0, true, at_ns(1)).is_empty());
-    assert!(!controller.needs_calls());
-    assert!(controller.is_well_within(&in_kernel(200), 2.0, at_ns(2)) && !controller.needs_calls());
+    assert!(!controller.needs_calls(at_ns(2)));
+    assert!(controller.is_well_within(&in_kernel(200), 2.0, at_ns(2)) && !controller.needs_calls(at_ns(3)));
     assert_eq!(controller.next_ns(), Some(at_ns(3)));
     // 100,000 samples take 0.36 s of each second.
-    assert!(!controller.is_well_within(&in_kernel(100_200), 3.0, at_ns(3)) && controller.needs_calls());
+    assert!(!controller.is_well_within(&in_kernel(100_200), 3.0, at_ns(3)) && controller.needs_calls(at_ns(4)));
     assert!((controller.share().unwrap() - 0.36).abs() < 1e-3, "{:?}", controller.share());
     controller.look_from(&counted_inside(3_000_000, 100_200), 3.0, at_ns(3));
     assert!(controller.notes().is_empty(), "once is not enough");
     let actions = controller.look(&counted_inside(3_000_000, 200_200), 4.0, true, at_ns(4));
     assert!(matches!(actions[..], [Action::SetInterval(interval)] if interval > 512 << 10), "{actions:?}");
-    assert!(controller.needs_calls());
+    assert!(controller.needs_calls(at_ns(5)));
     assert!(controller.look(&counted_inside(3_100_000, 200_300), 5.0, true, at_ns(5)).is_empty());
-    assert!(!controller.needs_calls(), "it was enough");
+    assert!(!controller.needs_calls(at_ns(6)), "it was enough");
     // The last check of the kernel's counters alone was five seconds ago.
     assert!(controller.is_well_within(&in_kernel(200_400), 8.0, at_ns(8)));
+    assert!(!controller.needs_calls(at_ns(64)) && controller.needs_calls(at_ns(66)), "not read for a minute");
 }
 
 #[test]
 fn probes_and_an_automatic_interval_need_what_targets_count() {
-    assert!(controller(None, true).needs_calls());
+    assert!(controller(None, true).needs_calls(SECOND));
     let mut controller = controller(Some(0.25), false);
     assert!(controller.look(&counters(1_000), 1.0, true, 2 * SECOND).is_empty());
-    assert!(controller.needs_calls(), "calls reached probes");
+    assert!(controller.needs_calls(3 * SECOND), "calls reached probes");
     assert!(controller.look(&counters(1_000), 2.0, true, 3 * SECOND).is_empty());
-    assert!(!controller.needs_calls(), "they do not any more");
+    assert!(!controller.needs_calls(4 * SECOND), "they do not any more");
 }
 
 /// Probes of pairs take 0.6 s of each second, those of allocations alone 0.3 s.

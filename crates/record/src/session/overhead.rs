@@ -43,7 +43,7 @@ impl Session {
         if self.overhead.controller.next_ns().is_none_or(|at| at > now) || !self.may_try(Step::Counters) {
             return;
         }
-        let lacks_calls = self.may_check_without_calls();
+        let lacks_calls = self.may_check_without_calls(now);
         if lacks_calls && self.is_well_within_budget(now) {
             return;
         }
@@ -62,10 +62,10 @@ impl Session {
 
     /// Whether the controller can do without the calls that targets count themselves: their samples are all that costs.
     /// If the kernel does not read these calls at the end of a target, they must be read all the time.
-    fn may_check_without_calls(&self) -> bool {
+    fn may_check_without_calls(&self, now: u64) -> bool {
         let are_inline = self.attaching.inline.is_some() && !self.attaching.have_own_links();
-        let are_read = inline::are_read(&self.attaching.programs.lifecycle.inline_ends);
-        are_inline && are_read && !self.overhead.controller.needs_calls()
+        let are_read = || inline::are_read(&self.attaching.programs.lifecycle.inline_ends);
+        are_inline && !self.overhead.controller.needs_calls(now) && are_read()
     }
 
     /// Lets the controller check the kernel's counters alone. Returns whether these are enough, or cannot be read now.
