@@ -1,5 +1,5 @@
-// Locks all its memory, as real-time programs do, and allocates: locking ROUNDS [executable]. With a second argument, makes all its
-// new memory executable instead, as old programs do.
+// Locks all its memory, as real-time programs do, and allocates: locking ROUNDS [executable]. With a second argument,
+// makes all its new memory executable instead, as old programs do.
 #include <sys/mman.h>
 #include <sys/personality.h>
 #include "truth.h"

@@ -386,8 +386,10 @@ impl Remote {
     fn leave_late(&mut self, stop: &Stop) -> Result<(), Failure> {
         let last = stop.last_deadline();
         loop {
-            // On that way a thread that is not frozen runs, or waits for a page or a CPU.
-            if self.stage == Stage::Entering && stop.status(self.tid).is_some_and(|status| status.state == 'S') {
+            // On that way a thread that is not frozen runs, or waits for a page or a CPU. Any other stop, as for a
+            // SIGSTOP, uses up the request, so it is made again.
+            let is_on_its_way = matches!(self.stage, Stage::Entering | Stage::Recalled);
+            if is_on_its_way && stop.status(self.tid).is_some_and(|status| status.state == 'S') {
                 sys::interrupt(self.tid).map_err(|error| Failure::Trace("recalling a thread", error))?;
                 self.stage = Stage::Recalled;
             }
