@@ -247,8 +247,8 @@ mod tests {
             let mut profile = testing::small();
             profile.header.samples_known = samples_known;
             let found = diff(&profile, &profile, &DiffOptions::default());
-            let [functions, stacks] = [false, true]
-                .map(|stacks| table(&found, &TableOptions { width: 100, color: false, top: 20, stacks }));
+            let [functions, stacks] =
+                [false, true].map(|stacks| table(&found, &TableOptions { width: 100, color: false, top: 20, stacks }));
             assert_eq!(functions.contains("cannot be said"), !samples_known, "{functions}");
             stacks
         };
