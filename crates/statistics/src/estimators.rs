@@ -25,10 +25,10 @@ pub enum Estimator {
 }
 
 impl Estimator {
-    /// Every estimator, in the order in which the command line lists them.
+    /// Every estimator.
     pub const ALL: [Self; 4] = [Self::HorvitzThompson, Self::CountOfSuccesses, Self::SizeOverInterval, Self::Offset];
 
-    /// Name of the estimator on the command line and in files.
+    /// Name of the estimator in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::HorvitzThompson => "horvitz-thompson",
@@ -36,11 +36,6 @@ impl Estimator {
             Self::SizeOverInterval => "size-over-interval",
             Self::Offset => "offset",
         }
-    }
-
-    /// The estimator with this name, if there is one.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|estimator| estimator.name() == name)
     }
 }
 
