@@ -85,6 +85,12 @@ fn the_guardian_is_small_and_may_do_little() {
     let capabilities = u64::from_str_radix(&status_of(guardian, "CapPrm"), 16).expect("a mask");
     assert_eq!(capabilities & !sys_admin, bpf | perfmon, "{capabilities:x}");
     assert_eq!((status_of(guardian, "Seccomp").as_str(), status_of(guardian, "NoNewPrivs").as_str()), ("2", "1"));
+    let threads = std::fs::read_dir(format!("/proc/{guardian}/task")).expect("it runs").flatten();
+    let threads: Vec<u32> = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()).collect();
+    assert!(threads.len() > 1, "it closes links on several threads");
+    let restricted = |thread: u32| ["CapPrm", "CapEff", "Seccomp", "NoNewPrivs"].map(|name| status_of(thread, name));
+    // Each begins by restricting itself.
+    until("restricted threads", || threads.iter().all(|thread| restricted(*thread) == restricted(guardian)));
     let mut held = links_of(guardian);
     assert!(held.is_subset(&links_of(heapbpf)) && !held.is_empty(), "{held:?}");
     let own_group = |pid: u32| {
