@@ -21,6 +21,12 @@ pub fn guardians_of(heapbpf: u32) -> Vec<u32> {
     serving(heapbpf, ["heapbpf-guardian", "hold-probes"])
 }
 
+/// The threads of a process; none if it has ended.
+pub fn threads_of(process: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// The cleaners of a running or ended heapbpf: one if it hooks processes inline. Leaves out their children, which stop
 /// processes.
 pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
@@ -57,7 +63,7 @@ pub fn kill_all_of(heapbpf: u32) {
     kill(guardians_of(heapbpf).into_iter().chain([heapbpf]));
 }
 
-/// Lines of the kernel's log about probes that it could not remove for one of these processes.
+/// Lines of the kernel's log about probes that it could not remove for one of these threads.
 ///
 /// # Panics
 /// If the log cannot be read.

@@ -66,11 +66,12 @@ impl ProbeLink {
         while_waiting(links, drop);
     }
 
-    /// Closes several links of one recording. The guardian removes their probes side by side.
+    /// Closes several links of one recording, the last first. The guardian removes the probes of a few at a time, side
+    /// by side.
     pub fn close_by_guardian(links: &mut [Self]) {
-        for links in links.chunks_mut(MOST_LET_GO) {
+        for links in links.rchunks_mut(MOST_LET_GO) {
             let (mut numbers, mut guardian) = ([0; MOST_LET_GO], None);
-            for (link, number) in links.iter_mut().zip(&mut numbers) {
+            for (link, number) in links.iter_mut().zip(&mut numbers).rev() {
                 // The guardian's descriptors are closed last.
                 drop(link.own.take());
                 if let Some(held) = link.held.take() {

@@ -472,9 +472,9 @@ impl Links {
         self.links.drain(..std::mem::take(&mut self.frees));
     }
 
-    /// Removes the probes of links that count nothing any more, in any order.
-    pub fn close(unused: impl Iterator<Item = Self>) {
-        let mut links: Vec<ProbeLink> = unused.flat_map(|mut it| std::mem::take(&mut it.links)).collect();
+    /// Removes the probes in reverse order, a few at a time.
+    pub fn close(links: impl Iterator<Item = Self>) {
+        let mut links: Vec<ProbeLink> = links.flat_map(|mut it| std::mem::take(&mut it.links)).collect();
         ProbeLink::close_by_guardian(&mut links);
     }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::{changed_bytes_of_libc, cleaners_of, demanglers_of, guardians_of, leaks, signal};
+use heapbpf_tests::guardian::{
+    changed_bytes_of_libc, cleaners_of, demanglers_of, guardians_of, leaks, signal, threads_of,
+};
 use heapbpf_tests::kernel::{links_of, links_that_stay};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -27,7 +29,7 @@ fn killed_at_any_moment_no_probe_stays() {
     let target_pid = target.pid().to_string();
     until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (mut processes, mut guarded) = (BTreeSet::new(), 0);
+    let (mut threads, mut guarded) = (BTreeSet::new(), 0);
     for kill in 0..kills() {
         let mut command = Command::new(heapbpf());
         command.args(["-i", "4KiB", "--pid", &target_pid]).current_dir(dir.path());
@@ -35,14 +37,14 @@ fn killed_at_any_moment_no_probe_stays() {
         until("a link", || !links_of(recording.id()).is_empty());
         std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 200)));
         let guardians = guardians_of(recording.id());
-        processes.extend(guardians.iter().copied().chain([recording.id()]));
+        threads.extend(guardians.iter().copied().flat_map(threads_of).chain([recording.id()]));
         guarded += u32::from(!guardians.is_empty());
         recording.kill().expect("it runs");
         let links = guardians.iter().flat_map(|guardian| links_of(*guardian)).collect();
         recording.wait().expect("our child");
         until("the end of the guardian", || guardians_of(recording.id()).is_empty());
         assert_eq!(links_that_stay(&links), BTreeSet::new(), "kill {kill}");
-        assert_eq!(leaks(&processes), Vec::<String>::new(), "kill {kill}");
+        assert_eq!(leaks(&threads), Vec::<String>::new(), "kill {kill}");
         until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
     }
     // A guardian that served a measurement of costs may have ended before that of the recording starts.
@@ -85,6 +87,11 @@ fn the_guardian_is_small_and_may_do_little() {
     let capabilities = u64::from_str_radix(&status_of(guardian, "CapPrm"), 16).expect("a mask");
     assert_eq!(capabilities & !sys_admin, bpf | perfmon, "{capabilities:x}");
     assert_eq!((status_of(guardian, "Seccomp").as_str(), status_of(guardian, "NoNewPrivs").as_str()), ("2", "1"));
+    let threads = threads_of(guardian);
+    assert!(threads.len() > 1, "it closes links on several threads");
+    let restricted = |thread: u32| ["CapPrm", "CapEff", "Seccomp", "NoNewPrivs"].map(|name| status_of(thread, name));
+    // Each begins by restricting itself.
+    until("restricted threads", || threads.iter().all(|thread| restricted(*thread) == restricted(guardian)));
     let mut held = links_of(guardian);
     assert!(held.is_subset(&links_of(heapbpf)) && !held.is_empty(), "{held:?}");
     let own_group = |pid: u32| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::environment::{fixtures_dir, heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{guardians_of, kill, leaks};
+use heapbpf_tests::guardian::{guardians_of, kill, leaks, threads_of};
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::program::program;
 use heapbpf_tests::scrape::get;
@@ -101,12 +101,12 @@ fn killed_leaves_no_probe(case: &str, times: u32) {
         let Some(Service { script: mut service, port, dir: _dir }) = Service::start(case) else { return };
         let main = service_pid(port);
         until("hooks", || is_hooked(target.pid()));
-        let guardians = guardians_of(main);
-        assert!(!guardians.is_empty());
+        let guarding: Vec<u32> = guardians_of(main).into_iter().flat_map(threads_of).collect();
+        assert!(!guarding.is_empty());
         kill([main]);
         until("the end of the guardian", || guardians_of(main).is_empty());
         until("a target without hooks", || !is_hooked(target.pid()));
-        assert_eq!(leaks(&guardians.into_iter().chain([main]).collect()), Vec::<String>::new());
+        assert_eq!(leaks(&guarding.into_iter().chain([main]).collect()), Vec::<String>::new());
         service.go();
         assert_eq!(service.line().trim(), "signal killed KILL");
         assert!(service.end().success());

@@ -129,7 +129,7 @@ struct Closers {
 }
 
 struct Closing {
-    /// Those that no thread has begun to close.
+    /// Those that no thread has begun to close. The last is closed first.
     links: Vec<(OwnedFd, Option<OwnedFd>)>,
     /// Number of links that are not closed yet.
     open: usize,
