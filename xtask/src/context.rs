@@ -53,11 +53,6 @@ impl Context {
         self.target().join(self.machine.map_or("bpf".to_owned(), |machine| format!("bpf-{}", machine.architecture)))
     }
 
-    /// The BPF object that the daemon embeds.
-    pub fn bpf_object(&self) -> PathBuf {
-        Self::bpf_object_in(&self.bpf_target())
-    }
-
     /// The BPF object that a build in this directory makes.
     pub fn bpf_object_in(target: &Path) -> PathBuf {
         target.join("bpfel-unknown-none/bpf/heapbpf-probes")
