@@ -1,5 +1,5 @@
-//! `heapbpf-bench-statistics [speed|draw]…`: the cost of the statistics, for the
-//! figures in `docs/sampling.md`. All random numbers are seeded.
+//! `heapbpf-bench-statistics [speed|draw]…`: the cost of the statistics, for the figures in `docs/sampling.md`. All
+//! random numbers are seeded.
 
 mod draws;
 mod speed;
