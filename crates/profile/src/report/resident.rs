@@ -139,7 +139,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
             (0.0, Some(0.0))
         } else {
             let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-            let is_known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+            let is_known = entry.processes.iter().all(|&process| profile.knows_inuse(process));
             (estimate.estimate, estimate.high.filter(|_| is_known))
         };
         // Other allocators than glibc may hold free memory in mappings that nothing marks.
