@@ -54,7 +54,8 @@ pub fn check(data: &[u8]) {
     assert!(heap.free_resident_bytes <= heap.free_bytes && heap.inuse_bytes < 1 << 48, "{heap:?}");
     assert!(heap.resident_bytes <= rest.len() as u64 * PAGE, "{heap:?}");
     let with_python = read(&mut memory, &Space { has_python: true, ..space }, version).expect("it was read");
-    let python = with_python.python.as_ref().expect("they were looked for");
-    assert_eq!(python.pools, counted.python, "a census finds the same");
+    // Sizes that lie may leave too few pages to query.
+    let python = with_python.python.as_ref();
+    assert!(python.is_none_or(|python| python.pools == counted.python), "a census finds the same: {python:?}");
     assert!(with_python.ranges().is_sorted_by(|one, next| one.end < next.start), "{with_python:?}");
 }

@@ -228,6 +228,34 @@ fn python_s_arenas_are_found_without_types() {
     assert_eq!(ranges, [POOLS - 0x2000..POOLS - 0x1000, POOLS..POOLS + 0x9000, POOLS + 0xa000..POOLS + 0xb000]);
 }
 
+/// Memory of which no page is there.
+struct Empty;
+
+impl Memory for Empty {
+    fn page_bytes(&self) -> u64 {
+        PAGE
+    }
+
+    fn present(&mut self, _first: u64, _pages: &mut [bool]) {}
+
+    fn read(&mut self, _address: u64, _buffer: &mut [u8]) -> bool {
+        false
+    }
+}
+
+/// A mapping may be as large as the address space. Looking at each of its pages would take minutes.
+#[test]
+fn memory_that_is_not_there_is_skipped() {
+    let (mut process, _) = pooled();
+    let mut pages = Pages::new(&mut process);
+    for (from, next) in [(POOLS - 5 * PAGE, POOLS), (POOLS + 8, POOLS + 8), (POOLS + 2 * PAGE + 8, POOLS + 0x4000)] {
+        assert_eq!(pages.next_present(from, POOLS + 0x8000), next, "{from:#x}");
+    }
+    assert_eq!(pages.next_present(POOLS + 2 * PAGE, POOLS + 3 * PAGE), POOLS + 3 * PAGE);
+    let space = Space { anonymous: std::iter::once(PAGE..1 << 47).collect(), ..Space::default() };
+    assert_eq!(crate::pools::arenas(&mut Pages::new(&mut Empty), &space, &[], &[]), None);
+}
+
 #[test]
 fn pools_that_lie_are_inconsistent_and_what_is_no_pool_is_none() {
     let free = POOLS + 48 + 48;

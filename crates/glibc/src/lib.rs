@@ -125,7 +125,7 @@ pub struct Heap {
     pub mapped_is_known: bool,
     /// Blocks with mappings of their own, in order.
     pub mapped: Vec<Range<u64>>,
-    /// Python's arenas, which are not in the figures above; `None` if they were not looked for.
+    /// Python's arenas, which are not in the figures above; `None` if they were not looked for, or not everywhere.
     pub python: Option<PythonArenas>,
 }
 
@@ -176,7 +176,7 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     let mut pages = Pages::new(memory);
     let (mut heap, _, arenas) = read_by(&mut pages, space, version, &mut None)?;
     if space.has_python {
-        heap.python = Some(pools::arenas(&mut pages, space, &arenas, &heap.mapped));
+        heap.python = pools::arenas(&mut pages, space, &arenas, &heap.mapped);
     }
     Ok(heap)
 }

@@ -67,6 +67,28 @@ impl<'m> Pages<'m> {
         at.min(end).saturating_sub(address)
     }
 
+    /// Whether no further pages may be queried.
+    pub(crate) const fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Returns the first address from `address` on that is in memory; `end` if there is none before it, or if no
+    /// further pages may be queried.
+    pub(crate) fn next_present(&mut self, address: u64, end: u64) -> u64 {
+        let (size, mut at) = (self.page_bytes, address);
+        while at < end && !self.is_spent() {
+            let page = at / size;
+            let there = self.from(page);
+            let absent = there.iter().position(|present| *present);
+            let next = page.saturating_add(absent.unwrap_or(there.len()) as u64).saturating_mul(size);
+            at = at.max(next);
+            if absent.is_some() {
+                return at.min(end);
+            }
+        }
+        end
+    }
+
     /// Returns how many bytes of a range are in memory.
     pub(crate) fn present_bytes(&mut self, range: &Range<u64>) -> u64 {
         let (size, mut sum, mut at) = (self.page_bytes, 0, range.start);

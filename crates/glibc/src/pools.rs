@@ -21,7 +21,7 @@ const MOST_BLOCKS: usize = (POOLS[1] - HEADER) / STEP;
 const WINDOW: u64 = 256 << 10;
 const ATTEMPTS: usize = 3;
 /// Maximum number of ranges of pools that are listed. Neighbouring pools are in one range.
-const MOST_RANGES: usize = 1 << 12;
+const MOST_RANGES: usize = 1 << 16;
 
 /// The memory of Python's small-object allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,12 +59,11 @@ pub(crate) struct Found {
 
 impl Found {
     /// Notes where a pool is.
-    fn note_place(&mut self, at: u64, bytes: usize) {
-        let end = at.saturating_add(bytes as u64);
-        if let Some(last) = self.ranges.last_mut().filter(|last| last.end == at) {
-            last.end = end;
+    fn note_place(&mut self, place: Range<u64>) {
+        if let Some(last) = self.ranges.last_mut().filter(|last| last.end == place.start) {
+            last.end = place.end;
         } else if self.ranges.len() < MOST_RANGES {
-            self.ranges.push(at..end);
+            self.ranges.push(place);
         }
     }
 }
@@ -112,11 +111,12 @@ impl Pool {
     }
 }
 
-/// Finds Python's arenas. `bases`: the addresses of glibc's arenas; `large`: its large blocks.
-pub(crate) fn arenas(pages: &mut Pages, space: &Space, bases: &[u64], large: &[Range<u64>]) -> PythonArenas {
+/// Finds Python's arenas. `bases`: the addresses of glibc's arenas; `large`: its large blocks. `None` if there is too
+/// much memory to look at.
+pub(crate) fn arenas(pages: &mut Pages, space: &Space, bases: &[u64], large: &[Range<u64>]) -> Option<PythonArenas> {
     let Found { pools, ranges, .. } = count(pages, space, (bases, large), &mut None);
     let resident_bytes = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(pages.present_bytes(range)));
-    PythonArenas { pools, ranges, resident_bytes }
+    (!pages.is_spent()).then_some(PythonArenas { pools, ranges, resident_bytes })
 }
 
 /// Counts the blocks in use in all pools, by type if `types` is given. glibc's arenas (by their addresses, `bases`) and
@@ -149,8 +149,13 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Option<Types>, fo
     let (page, mut at) = (pages.page_bytes, range.start);
     while at < range.end {
         let length = pages.run(at, WINDOW.min(range.end - at));
+        if length == 0 {
+            // A mapping may be almost empty, and as large as the address space.
+            at = pages.next_present(at, range.end);
+            continue;
+        }
         let bytes = &mut buffer[..length as usize];
-        if length == 0 || !pages.read(at, bytes) {
+        if !pages.read(at, bytes) {
             at = at.saturating_add(page);
             continue;
         }
@@ -161,8 +166,9 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Option<Types>, fo
                 at += page;
                 continue;
             };
+            let place = at..at.saturating_add(pool.bytes as u64).min(range.end);
             if pool.used == 0 {
-                found.note_place(at, pool.bytes);
+                found.note_place(place);
                 at += pool.bytes as u64;
                 continue;
             }
@@ -170,7 +176,7 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Option<Types>, fo
             if here.len() < pool.bytes && at > start {
                 break;
             }
-            found.note_place(at, pool.bytes);
+            found.note_place(place);
             let again = &mut again[..pool.bytes];
             let known = here.get(..pool.bytes).is_some_and(|whole| note(pages, types, (pool, whole, at), found));
             let is_known = known

@@ -87,7 +87,7 @@ impl ProcessAudit {
         let is_much = |bytes: &u64| *bytes >= MUCH_BYTES && *bytes as f64 >= MUCH * resident.total_bytes() as f64;
         self.unaccounted_bytes = Some(resident.other_bytes).filter(is_much);
         let Some(bytes) = self.unaccounted_bytes else { return };
-        let is_other = |name: &&str| !["glibc", "musl"].iter().any(|libc| name.starts_with(libc));
+        let is_other = |name: &&str| !["glibc", "musl", "Rust global"].iter().any(|libc| name.starts_with(libc));
         let others = self.allocators.iter().map(String::as_str).filter(is_other).collect::<Vec<_>>().join(", ");
         let before =
             if others.is_empty() { "blocks of at least 128 KiB".to_owned() } else { format!("blocks of {others}") };

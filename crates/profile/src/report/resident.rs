@@ -131,8 +131,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
     let (mut at_least, mut at_most) = (0.0, 0.0);
     for (entry, resident) in measured(context, GroupBy::Program) {
-        let has_own_heap = |process: &Process| process.missing.iter().any(|missing| missing.what.contains(OWN_HEAP));
-        if entry.members(profile).any(has_own_heap) {
+        if own_heap(context, &entry, &resident).is_some() {
             continue;
         }
         let is_much = |bytes: f64| bytes >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
@@ -178,12 +177,17 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident) -> String {
 
 /// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
 fn about_other(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    let missing = entry.members(context.profile).flat_map(|process| &process.missing);
-    let own_heap = missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP));
     let is_much = resident.other_bytes as f64 >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
     // Details follow in parentheses.
-    let name = own_heap.filter(|_| is_much).and_then(|what| what.split(" (").next());
+    let name = own_heap(context, entry, resident).filter(|_| is_much).and_then(|what| what.split(" (").next());
     name.map_or_else(String::new, |name| format!(" (perhaps {name})"))
+}
+
+/// The heap of a runtime that may be in other memory. Python's is not if its arenas were found.
+fn own_heap<'p>(context: &'p Context, entry: &'p Entry, resident: &Resident) -> Option<&'p str> {
+    let is_known = |what: &str| resident.python.is_some() && what.starts_with("Python");
+    let missing = entry.members(context.profile).flat_map(|process| &process.missing);
+    missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP) && !is_known(what))
 }
 
 fn sum_of(resident: &Resident, parts: &[(&str, u64)], (about_heap, about_other): (&str, &str)) -> String {

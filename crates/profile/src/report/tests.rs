@@ -377,6 +377,11 @@ fn much_other_memory_has_the_name_of_a_known_runtime() {
     assert!(text.ends_with(" + other 430 MiB (perhaps V8's own heap); 30.0 MiB swapped"), "{text}");
     profile.idle[0].resident.as_mut().expect("measured").other_bytes = 7 << 20;
     assert!(parts(&profile).contains(" + other 7.00 MiB;"), "{}", parts(&profile));
+    // Python's arenas were found.
+    profile.idle[0].missing = vec![Missing::new("Python's own heap (objects up to 512 bytes)", "not included")];
+    let resident = profile.idle[0].resident.as_mut().expect("measured");
+    (resident.other_bytes, resident.python) = (430 << 20, Some(PythonArenas::default()));
+    assert!(parts(&profile).contains(" + other 430 MiB;"), "{}", parts(&profile));
 }
 
 /// Python's arenas are parts of the sum, whether or not its objects are counted, and never part of glibc's figures.
