@@ -130,7 +130,7 @@ pub(crate) fn space(text: &str) -> Space {
     let mut space = Space { has_python: mappings.iter().any(|it| is_python(&it.name)), ..Space::default() };
     for (k, it) in mappings.iter().enumerate().filter(|(_, it)| is_data(it)) {
         let range = it.range.clone();
-        match it.name.trim_end() {
+        match &*it.name {
             "[heap]" => match &mut space.heap {
                 Some(heap) => heap.end = range.end,
                 heap => *heap = Some(range),

@@ -105,7 +105,9 @@ fn meaning(number: libc::c_int, command: bool, asked: bool, terminal: bool) -> M
 /// Whether we are in the foreground process group of a terminal, which receives Ctrl-C as a whole.
 fn terminal_is_ours() -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
-    rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == rustix::process::getpgrp())
+    // Each is 0 if that group is of another PID namespace. rustix's process ids cannot be 0.
+    // SAFETY: `terminal` stays open during the call, and neither function takes a pointer.
+    unsafe { libc::tcgetpgrp(std::os::fd::AsRawFd::as_raw_fd(&terminal)) == libc::getpgrp() }
 }
 
 #[cfg(test)]
