@@ -29,9 +29,9 @@ use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 
 /// Bytes of debug information in a batch after which the heap is trimmed.
 const TRIM_BYTES: u64 = 16 << 20;
-/// Maximum number of addresses whose symbols are kept from batch to batch: enough for a recording of a large host,
-/// about 50 MiB.
-const MOST_ADDRESSES: usize = 1 << 18;
+/// Maximum number of addresses whose frames are kept from batch to batch: enough for a recording of a large host. A
+/// frame has 136 bytes, without its names, which are shared.
+const MOST_ADDRESSES: usize = 3 << 16;
 /// Number of a module's names that may take too long to demangle. After that, its other names stay mangled.
 const MOST_TOO_LONG: usize = 8;
 /// Maximum size of a `.gnu_debugdata` section that is unpacked, bytes.
