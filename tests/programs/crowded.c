@@ -1,5 +1,6 @@
 /* KIND COUNT ROUNDS [DIR]: maps COUNT executable pages below its libraries, none next to another, and then allocates.
- * KIND: `code` (memory without a file), `pieces` (of its own file), `files` (each of a new file in DIR). */
+ * KIND: `code` (memory without a file), `data` (the same, but not executable), `pieces` (of its own file), `files` (each of
+ * a new file in DIR). */
 #include "truth.h"
 #include <fcntl.h>
 SITE(00, malloc(n))
@@ -20,8 +21,9 @@ int main(int argc, char **argv) {
   int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   for (uint64_t i = 0; i < count; i++) {
     char *page = space + i * 2 * 4096;
-    if (!strcmp(kind, "code")) {
-      if (mprotect(page, 4096, PROT_READ | PROT_EXEC)) die("mprotect");
+    int is_data = !strcmp(kind, "data");
+    if (is_data || !strcmp(kind, "code")) {
+      if (mprotect(page, 4096, is_data ? PROT_READ : PROT_READ | PROT_EXEC)) die("mprotect");
       continue;
     }
     int fd = strcmp(kind, "files") ? self : new_file(dir, i);

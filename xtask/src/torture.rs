@@ -40,7 +40,7 @@ struct Row {
     fault: &'static str,
     /// What must hold.
     promised: &'static str,
-    /// File of the test, without extension, below its program's name.
+    /// File of the test, without extension, below the name of its program, or of its crate for a unit test.
     file: &'static str,
     /// Name of the test.
     test: &'static str,
@@ -73,6 +73,11 @@ const fn case(name: &'static str, file: &'static str, test: &'static str) -> Row
     Row { times_variable: None, ..row(name, file, test, [10, 1]) }
 }
 
+/// A row whose test puts heapbpf or the target into a state once, for this many seconds.
+const fn lasting(name: &'static str, file: &'static str, test: &'static str, seconds: u32) -> Row {
+    Row { seconds: Some(seconds), ..row(name, file, test, [1, 1]) }
+}
+
 impl Row {
     const fn promises(self, fault: &'static str, promised: &'static str) -> Self {
         Self { fault, promised, ..self }
@@ -80,10 +85,6 @@ impl Row {
 
     const fn told_by(self, variable: &'static str) -> Self {
         Self { times_variable: Some(variable), ..self }
-    }
-
-    const fn lasts(self, seconds: u32) -> Self {
-        Self { seconds: Some(seconds), ..self }
     }
 }
 
@@ -116,17 +117,12 @@ const ROWS: &[Row] = &[
         .promises("no file descriptors", "it says so; target right, nothing left"),
     row("disk", TORTURE, "without_space_on_the_disk", [10, 1])
         .promises("disk full", "it says so; no half file; target right, nothing left"),
-    row("sigterm", TORTURE, "ended_with_many_live_samples", [1, 1])
-        .lasts(1)
+    lasting("sigterm", TORTURE, "ended_with_many_live_samples", 1)
         .promises("SIGTERM with a million live samples", "the last profile has everything; how long it took"),
-    row("maps", TORTURE, "with_full_maps", [1, 1])
-        .lasts(60)
-        .promises("maps full", "losses counted, totals exact; targets right"),
-    row("ring", TORTURE, "with_a_full_ring", [1, 1])
-        .lasts(60)
+    lasting("maps", TORTURE, "with_full_maps", 60).promises("maps full", "losses counted, totals exact; targets right"),
+    lasting("ring", TORTURE, "with_a_full_ring", 60)
         .promises("ring full", "losses counted, totals exact; targets right"),
-    row("daemon-stopped", TORTURE, "with_heapbpf_stopped", [1, 1])
-        .lasts(60)
+    lasting("daemon-stopped", TORTURE, "with_heapbpf_stopped", 60)
         .promises("heapbpf stopped (SIGSTOP)", "losses counted, totals exact; targets right"),
     row("strace", TARGETS, "under_strace", [10, 1])
         .promises("target under strace", "target right, strace goes on; probes if inline hooks cannot be"),
@@ -149,6 +145,8 @@ const ROWS: &[Row] = &[
         .promises("heapbpf may write no file (RLIMIT_FSIZE)", "it says so; target right, nothing left"),
     case("guardian-killed", "alone/guardian", "a_recording_goes_on_without_its_guardian")
         .promises("the guardian killed", "the recording goes on, exact"),
+    case("cut-off", "kernel/guardian/process", "tests::a_request_that_was_cut_off_is_refused_and_the_next_one_served")
+        .promises("the guardian cannot receive a request's descriptors", "refused; the next one is served"),
     case("helpers-stopped", "alone/guardian", "a_stopped_helper_keeps_heapbpf_from_nothing")
         .promises("helpers stopped (SIGSTOP)", "heapbpf ends all the same"),
     case(
@@ -165,6 +163,8 @@ const ROWS: &[Row] = &[
         .promises("target shares its memory with another process", "refused with the reason"),
     case("moved-text", "remote/places", "a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to")
         .promises("target moves its code while it is hooked", "target right"),
+    case("moved-before", "company/processes", "a_process_that_has_moved_its_c_library_is_refused_with_the_reason")
+        .promises("target has moved its C library's code before", "refused with the reason"),
     case("patched-text", "remote/places", "code_that_somebody_else_has_changed_stays_as_it_is")
         .promises("target changes the code that is hooked", "it stays as the target left it"),
     case("own-stacks", "remote/cycles", "data_below_small_stacks_comes_to_no_harm")
@@ -173,6 +173,16 @@ const ROWS: &[Row] = &[
         .promises("a fiber sleeps in the hooks' code", "it comes back to it"),
     case("limits", "company/inline_harmless", "a_process_with_little_left_or_locked_memory_is_probed")
         .promises("target near its limits, or with locked memory", "probed, with the limit's name"),
+    case("limit-mappings", "company/inline_harmless", "a_process_with_few_mappings_left_is_probed")
+        .promises("target near vm.max_map_count", "probed, with the limit's name"),
+    case("limit-cgroup", "company/inline_harmless", "a_process_with_little_memory_of_its_control_group_left_is_probed")
+        .promises("target's control group near its memory limit", "probed, with the limit's name"),
+    case("variadic", "company/inline_allocators", "a_variadic_allocator_is_probed")
+        .promises("an allocator that reads other registers than those of its arguments", "probed, with the reason"),
+    case("no-ops", "company/harmless", "children_live_though_their_allocator_begins_with_no_ops")
+        .promises("an allocator that begins with a no-op of five or ten bytes", "target and children right"),
+    case("ends-prepared", "alone/inline_left", "what_was_prepared_for_a_process_that_ended_is_let_go")
+        .promises("target ends while it is prepared", "what was prepared is let go; the next one is right"),
     case("frozen", "remote/limits", "a_process_that_is_frozen_during_the_stop_is_released_as_it_was")
         .promises("target frozen during a stop", "released as it was"),
     case(
@@ -200,41 +210,31 @@ const ROWS: &[Row] = &[
         .promises("target dies of its hooks", "all hooks are taken out"),
     case("hostile", "company/hostile", "counts_that_are_rewritten_by_their_owner_harm_nobody_else")
         .promises("target overwrites its own counts", "the figures of others are exact"),
+    case("unread", "host/reader_thread", "tests::threads_that_do_not_come_back_are_few_and_count_no_more_once_they_do")
+        .promises("eight processes whose memory cannot be read", "others are read"),
     case("names", "company/hostile", "a_name_that_takes_for_ever_to_demangle_holds_nothing_up")
         .promises("a name that takes for ever to demangle", "nothing waits for it"),
+    case("metrics", "company/names", "metrics_do_not_wait_for_names_nor_do_profiles_pile_up")
+        .promises("a server of debug files that never answers", "metrics and totals do not wait for names"),
     case("forgotten", "alone/whole_host", "programs_that_never_come_again_are_forgotten")
         .promises("programs that never come again", "descriptors and tables end where they began"),
-    row("flood-mappings", FLOODS, "of_mappings", [1, 1])
-        .lasts(1)
+    lasting("flood-mappings", FLOODS, "of_mappings", 1)
         .promises("a hundred thousand executable mappings", "totals exact; bounded time and memory"),
-    row("flood-processes", FLOODS, "of_processes", [1, 1])
-        .lasts(1)
+    lasting("flood-processes", FLOODS, "of_processes", 1)
         .promises("ten thousand short processes", "totals exact; bounded time and memory"),
-    row("flood-stacks", FLOODS, "of_stacks", [1, 1])
-        .lasts(1)
+    lasting("flood-stacks", FLOODS, "of_stacks", 1)
         .promises("a million stacks", "totals exact, what is not kept is told; bounded time and memory"),
-    row("flood-threads", FLOODS, "of_threads", [1, 1])
-        .lasts(1)
+    lasting("flood-threads", FLOODS, "of_threads", 1)
         .promises("ten thousand threads", "accounts add up; bounded time and memory"),
 ];
-
-/// The result of a row.
-#[derive(Debug, PartialEq, Eq)]
-struct RowResult {
-    fault: String,
-    hook: String,
-    times: String,
-    promised: &'static str,
-    what: String,
-}
 
 impl Row {
     fn times(&self, selection: &Selection) -> u32 {
         selection.times.unwrap_or(if selection.quick { self.times_quick } else { self.times })
     }
 
-    /// Runs the row. Returns its results, and whether everything was as promised.
-    fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<RowResult>, bool)> {
+    /// Runs the row. Returns its lines of the table, and whether everything was as promised.
+    fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<String>, bool)> {
         let times = self.times(selection).to_string();
         let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
         let mut variables: Vec<(&str, &OsStr)> = vec![("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
@@ -260,16 +260,12 @@ impl Row {
         Ok((self.seen(&text, succeeded, &times), succeeded))
     }
 
-    /// Returns the row's results, from the lines that its test wrote.
-    fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<RowResult> {
-        let seen = |[fault, hook, times, what]: [&str; 4]| RowResult {
-            fault: fault.into(),
-            hook: hook.into(),
-            times: times.into(),
-            promised: self.promised,
-            what: what.into(),
+    /// Returns the row's lines of the table, from what its test wrote.
+    fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<String> {
+        let seen = |[fault, hook, times, what]: [&str; 4]| {
+            format!("| {fault} | {hook} | {times} | {} | {what} |\n", self.promised)
         };
-        let mut found: Vec<RowResult> = text
+        let mut found: Vec<String> = text
             .lines()
             .filter_map(|line| <[&str; 4]>::try_from(line.split('\t').collect::<Vec<_>>()).ok())
             .map(seen)
@@ -309,17 +305,8 @@ pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitC
         table.extend(seen);
         kept &= succeeded;
     }
-    print!("{}", markdown(&table));
+    print!("| fault | hook | times | promised | seen |\n|---|---|---|---|---|\n{}", table.concat());
     Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Returns the table in the format of docs/reliability.md.
-fn markdown(table: &[RowResult]) -> String {
-    let mut text = "| fault | hook | times | promised | seen |\n|---|---|---|---|---|\n".to_owned();
-    for RowResult { fault, hook, times, promised, what } in table {
-        text += &format!("| {fault} | {hook} | {times} | {promised} | {what} |\n");
-    }
-    text
 }
 
 #[cfg(test)]
@@ -331,10 +318,14 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
-            let dir = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
-            let file = root.join(dir).join(row.file).with_extension("rs");
-            let text = std::fs::read_to_string(file).expect("a file of tests");
-            assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
+            let file = match row.file.split_once('/').expect("a program") {
+                ("alone" | "company", _) => format!("tests/tests/{}.rs", row.file),
+                ("remote", _) => format!("crates/remote/tests/{}.rs", row.file),
+                (of, file) => format!("crates/{of}/src/{file}.rs"),
+            };
+            let text = std::fs::read_to_string(root.join(file)).expect("a file of tests");
+            let test = row.test.trim_start_matches("tests::");
+            assert!(text.contains(&format!("fn {test}()")), "no test {test} in {}", row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);
         }
     }
@@ -343,11 +334,19 @@ mod tests {
     fn a_row_says_what_its_test_wrote_or_that_it_failed() {
         let row = &ROWS[0];
         let seen = row.seen("a\tprobe\t3\tright\nb\tinline\t3\tright too\n", true, "3");
-        assert_eq!(seen.iter().map(|seen| seen.what.as_str()).collect::<Vec<_>>(), ["right", "right too"]);
+        assert_eq!(
+            seen,
+            [
+                "| a | probe | 3 | target right, nothing left | right |\n",
+                "| b | inline | 3 | target right, nothing left | right too |\n",
+            ]
+        );
         let failed = row.seen("a\tprobe\t3\tright\n", false, "3");
         assert_eq!(failed.len(), 2);
-        assert!(failed[1].what.contains("not as promised"), "{failed:?}");
-        assert_eq!(row.seen("", true, "3")[0].what, "as promised");
-        assert!(markdown(&seen).contains("| b | inline | 3 | target right, nothing left | right too |\n"));
+        assert!(failed[1].contains("| **not as promised**"), "{failed:?}");
+        assert_eq!(
+            row.seen("", true, "3"),
+            ["| attached and detached |  | 3 | target right, nothing left | as promised |\n"]
+        );
     }
 }

@@ -13,8 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use heapbpf_heap::event::{Event, decode};
 use heapbpf_kernel::control::CountedBy;
 use on_functions::*;
-use sampler_ebpf::abi::fault;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use sampler_ebpf::abi::{AllocationRecord, fault};
 use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::trials::{CRITERION_SIZE_CLASS, SIZE_CLASSES, class_start};
 
 /// The same instructions have links to one process and links for all processes. Only the links of the kind that a
 /// target is listed for count its calls.
@@ -65,6 +68,68 @@ fn who_ends_before_its_own_links_are_made_was_not_counted() {
         assert_eq!(progress.ended_uncounted_ns > 0, uncounted > 0, "{progress:?}");
         assert!(progress.ended_counted_ns > 0, "{progress:?}");
     }
+}
+
+/// A thread that was found not to belong to a target is looked at again once there is a new target. The interval is
+/// still the one that was set last.
+#[test]
+fn a_process_that_becomes_a_target_is_counted_at_the_current_interval() {
+    const INTERVAL: u64 = 2;
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    kernel.control.set_draw(draw_constants(INTERVAL).unwrap()).unwrap();
+    kernel.control.remove_target(std::process::id());
+    // Larger than any draw.
+    allocate(1 << 28, 4096, RETURNS);
+    assert_eq!(kernel.counters().calls, 0);
+    kernel.control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();
+    allocate(1 << 28, 2 * 4096, RETURNS);
+    assert_eq!(kernel.counters().calls, 1);
+    let intervals: Vec<u64> = kernel.records().iter().map(|record| allocation(record).interval).collect();
+    assert_eq!(intervals, [INTERVAL]);
+}
+
+/// Each size class has its own number of trials: none, or so many that its calls are always sampled.
+#[test]
+fn every_size_class_has_its_own_trials() {
+    let setting = Setting { interval: 1 << 40, live: false, criterion: CRITERION_SIZE_CLASS, ..EVERY_CALL };
+    let Some(mut kernel) = Kernel::start(&setting) else { return };
+    // Larger requests fail.
+    let sizes: Vec<u64> = (0..SIZE_CLASSES).map_while(class_start).filter(|size| *size <= 1 << 47).collect();
+    assert!(sizes.len() > 150, "{sizes:?}");
+    for remainder in 0..3 {
+        let is_sampled = |class: usize| class % 3 == remainder;
+        let trials: Vec<u64> = (0..SIZE_CLASSES).map(|class| if is_sampled(class) { u64::MAX } else { 0 }).collect();
+        kernel.control.set_trials(&trials.try_into().unwrap()).unwrap();
+        for size in &sizes {
+            allocate(*size, 4096, RETURNS);
+        }
+        let sampled: Vec<u64> = kernel.records().iter().map(|record| allocation(record).size_bytes).collect();
+        assert_eq!(sampled, sizes.iter().copied().skip(remainder).step_by(3).collect::<Vec<_>>());
+    }
+}
+
+/// The programs wake the daemon at the first event after it has said that it sleeps, and at no other.
+#[test]
+fn the_first_event_wakes_a_daemon_that_sleeps() {
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    let Kernel { control, events, .. } = &mut kernel;
+    let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    // A record that is there does not count, only that the kernel wakes who waits.
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&waiting, &*events, epoll::EventData::new_u64(0), flags).unwrap();
+    let wakes_within = |seconds: i64| {
+        allocate(100, 4096, RETURNS);
+        let mut woken = Vec::<epoll::Event>::with_capacity(1);
+        let limit = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        epoll::wait(&waiting, spare_capacity(&mut woken), Some(&limit)).unwrap()
+    };
+    assert_eq!(wakes_within(0), 0, "it has not said that it sleeps");
+    control.set_sleeping(true).unwrap();
+    assert_eq!(wakes_within(60), 1);
+    assert_eq!(wakes_within(0), 0, "once is enough");
+    control.set_sleeping(true).unwrap();
+    control.set_sleeping(false).unwrap();
+    assert_eq!(wakes_within(0), 0, "it is awake");
 }
 
 /// Causes one loss of each kind. Losses of threads without state have a separate test.
@@ -266,8 +331,12 @@ fn a_ring_grows_and_shrinks_without_loss() {
 
 /// Address of the block that a record is about.
 fn address(record: &Event) -> u64 {
+    allocation(record).address
+}
+
+fn allocation(record: &Event) -> &AllocationRecord {
     match record {
-        Event::Allocation(record) => record.address,
+        Event::Allocation(record) => record,
         other => panic!("{other:?}"),
     }
 }

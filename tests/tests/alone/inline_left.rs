@@ -10,7 +10,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
 use heapbpf_tests::kernel::orphaned_links;
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
 
@@ -250,6 +250,56 @@ fn what_only_looks_like_ours_is_not_touched() {
         assert!(before.iter().all(|line| after.contains(line)), "{after:?}");
         assert!(target.end().success());
     }
+}
+
+/// Number of descriptors of inline hooks that a heapbpf has open. It keeps those of its targets open.
+fn open_hooks(heapbpf: u32) -> usize {
+    let open = std::fs::read_dir(format!("/proc/{heapbpf}/fd")).expect("it runs").flatten();
+    let paths = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    paths.filter(|path| path.to_string_lossy().contains("/memfd:heapbpf-inline")).count()
+}
+
+/// Processes are killed once they have the hooks' code, but no jump leads there yet. What was prepared for them is let
+/// go, and is not used for a process that gets the same process id.
+#[test]
+fn what_was_prepared_for_a_process_that_ended_is_let_go() {
+    const NAME: &str = "ends-prepared";
+    const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
+    let Some(_turn) = turn("inline_what_was_prepared_for_a_process_that_ended_is_let_go") else { return };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = copy_of(&program("mix"), dir.path(), NAME);
+    let recorder = Recorder::new().option("--comm", NAME).option("--hook", "inline").interval(4096);
+    let recording = recorder.without_outputs().start();
+    let (mut unhooked, mut reused, mut last) = (0, 0, 0);
+    for _ in 0..20 {
+        if last > 0 {
+            // Not possible in every container.
+            let _ = std::fs::write(LAST_PID, (last - 1).to_string());
+        }
+        let mut command = Command::new(&file);
+        let mut child = command.arg("100").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it runs");
+        let pid = child.id();
+        reused += u32::from(pid == last);
+        last = pid;
+        let begun = Instant::now();
+        while mapped(pid).is_empty() && begun.elapsed() < Duration::from_secs(1) {}
+        unhooked += u32::from(!mapped(pid).is_empty() && !is_hooked(pid));
+        child.kill().expect("our own child");
+        child.wait().expect("our own child");
+    }
+    println!("{unhooked} of 20 ended before they were hooked, {reused} had the process id of the one before");
+    assert!(unhooked > 0, "each was hooked as soon as it had the code");
+    // The next ones are hooked and come to no harm.
+    let is_one_hooked = (0..20).any(|_| {
+        let target = Target::start(&file, ["100"]);
+        let was_hooked = is_hooked(target.pid());
+        assert!(!was_hooked || open_hooks(recording.pid()) > 0);
+        assert!(target.end().success(), "it came to harm");
+        was_hooked
+    });
+    assert!(is_one_hooked);
+    until("the hooks of ended processes are closed", || open_hooks(recording.pid()) == 0);
+    recording.stop();
 }
 
 /// The cleaner of a killed heapbpf removes the hooks from all processes: targets, and children that they have forked.

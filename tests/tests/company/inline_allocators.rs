@@ -217,6 +217,28 @@ fn custom_allocators_are_exact() {
     assert!(target.end().success());
 }
 
+/// A variadic function reads a register besides those of its arguments, which inline hooks do not keep.
+#[test]
+fn a_variadic_allocator_is_probed() {
+    let case = "a_variadic_allocator_is_probed";
+    let Some(_turn) = turn(case) else { return };
+    if !cfg!(target_arch = "x86_64") {
+        return skipped(case, "inline hooks are of x86-64");
+    }
+    let variadic = program("variadic");
+    let specification = format!("{}:make(size=arg0)->ret,free=unmake(arg0)", variadic.display());
+    let mut target = Target::start(&variadic, ["2000"]);
+    let recorder = recorder(target.pid(), Hook::Inline, 1).option("--alloc", &specification).flag("-v");
+    let recording = recorder.start();
+    assert!(!hooked_files(target.pid()).iter().any(|path| path.ends_with("/variadic")), "{}", recording.said());
+    let truth = target.run();
+    let outcome = recording.stop();
+    assert!(outcome.stderr.contains("it reads registers other than those of its arguments"), "{}", outcome.stderr);
+    let (profile, _) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(target.end().success(), "it came to harm");
+}
+
 /// Static programs run as commands, hooked from their first call on, with and without threads. (musl programs without
 /// signal handlers have no code that returns from a handler. Position-independent glibc programs have no program header
 /// for the program headers.)

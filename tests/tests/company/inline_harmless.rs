@@ -1,6 +1,8 @@
 //! Inline hooks come and go, with other tools' probes before, during and after, and nothing is harmed. Each program
 //! detects damage itself.
 
+use std::process::Command;
+
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
@@ -8,6 +10,7 @@ use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses, mapped}
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::torture::Limited;
 
 fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
@@ -73,15 +76,53 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
     let locking = Target::start(&program("locking"), ["2000"]);
     let executable = Target::start(&program("locking"), ["2000", "executable"]);
     let all = [(limited, "RLIMIT_AS"), (locking, "locks its memory"), (executable, "all its memory is executable")];
-    for (mut target, why) in all {
-        let recording = inline(target.pid(), 1).start();
-        assert!(!is_hooked(target.pid()), "{}", recording.said());
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        assert!(stats.hooks[0].not_inline.as_ref().is_some_and(|reason| reason.contains(why)), "{:?}", stats.hooks);
-        checks::sites(&profile, &truth, 1, Compare::All);
-        assert!(target.end().success(), "it came to harm");
+    for (target, why) in all {
+        is_probed(target, why);
     }
+}
+
+/// Records a program with probes, because it must not get inline hooks for this reason.
+fn is_probed(mut target: Target, why: &str) {
+    let recording = inline(target.pid(), 1).start();
+    assert!(!is_hooked(target.pid()), "{}", recording.said());
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert!(stats.hooks[0].not_inline.as_ref().is_some_and(|reason| reason.contains(why)), "{:?}", stats.hooks);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(target.end().success(), "it came to harm");
+}
+
+/// Hook memory would count against these limits, too.
+#[test]
+fn a_process_with_few_mappings_left_is_probed() {
+    /// With more, the program would make mappings for seconds.
+    const MOST: u64 = 1 << 17;
+    let case = "a_process_with_few_mappings_left_is_probed";
+    let Some(_turn) = turn(case) else { return };
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").expect("the kernel tells it");
+    let allowed: u64 = allowed.trim().parse().expect("a number");
+    if allowed > MOST {
+        return skipped(case, "vm.max_map_count is too large here");
+    }
+    // Two mappings for each page; a thirty-second of them is left.
+    let pages = (allowed / 64 * 31).to_string();
+    is_probed(Target::start(&program("crowded"), ["data", &pages, "1000"]), "mappings (vm.max_map_count)");
+}
+
+#[test]
+fn a_process_with_little_memory_of_its_control_group_left_is_probed() {
+    let case = "a_process_with_little_memory_of_its_control_group_left_is_probed";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Limited::new(&format!("heapbpf-limits-{}", std::process::id())) else {
+        return skipped(case, "no memory cgroup can be made here");
+    };
+    let words = group.words();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg(program("mix")).arg("2000");
+    let target = Target::start_command(&mut command);
+    // Enough for the program, but too little for what is mapped and as much again.
+    group.leave_space(6 << 20);
+    is_probed(target, "control group's memory");
 }
 
 /// None of its threads would finish a system call that heapbpf has it make, or leave the signal frame of one.

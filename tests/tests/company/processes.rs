@@ -308,6 +308,20 @@ fn doctor_says_what_would_be_missed() {
     assert!(why.contains("looked for") && why.contains("--alloc"), "{why}");
 }
 
+/// Hooks that are placed through a file do not reach a copy of its code.
+#[test]
+fn a_process_that_has_moved_its_c_library_is_refused_with_the_reason() {
+    const WHY: &str = "it has moved its C library's code to anonymous memory";
+    let Some(_turn) = turn("a_process_that_has_moved_its_c_library_is_refused_with_the_reason") else { return };
+    let target = Target::start(&program("moved"), [""; 0]);
+    Recorder::of(target.pid(), 1).refused().check(1, &[WHY]);
+    let (status, found) = doctor(&["--pid", &target.pid().to_string()]);
+    assert_eq!((status, &found["ok"]), (Some(1), &Value::Bool(false)), "{found}");
+    let why = found["processes"][0]["missing"][0]["why"].as_str().expect("a reason");
+    assert!(why.contains(WHY), "{why}");
+    assert!(target.end().success(), "it came to harm");
+}
+
 #[test]
 fn doctor_looks_at_a_command_without_starting_it() {
     let Some(_turn) = turn("doctor_looks_at_a_command_without_starting_it") else { return };

@@ -352,11 +352,17 @@ impl AmongTests<'_> {
     }
 }
 
-/// Builds a test program: one of the two end-to-end programs, or `remote`, whose tests manipulate targets from inside.
+/// Builds a test program: one of the two end-to-end programs, `remote`, whose tests manipulate targets from inside, or
+/// the unit tests of `host` or `kernel`.
 pub fn test_program(context: &Context, target: &str) -> anyhow::Result<Program> {
-    let package = if target == "remote" { "heapbpf-remote" } else { END_TO_END_PACKAGE };
+    let (package, tests) = match target {
+        "host" => ("heapbpf-host", vec!["--lib"]),
+        "kernel" => ("heapbpf-kernel", vec!["--lib"]),
+        "remote" => ("heapbpf-remote", vec!["--test", target]),
+        _ => (END_TO_END_PACKAGE, vec!["--test", target]),
+    };
     let mut command = context.cargo_for_tests("test");
-    command.args(["--package", package, "--test", target, "--no-run", "--message-format=json"]);
+    command.args(["--package", package]).args(tests).args(["--no-run", "--message-format=json"]);
     programs::programs(&read(&mut command)?).into_iter().next().context("cargo built no test program")
 }
 

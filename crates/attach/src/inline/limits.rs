@@ -83,10 +83,9 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
         let limit = Limit { name: "mappings (vm.max_map_count)", allowed, used: mappings as u64 };
         limit.check(MAPPINGS_TAKEN, MAPPINGS_LEFT)?;
     }
-    if number(Path::new("/proc/sys/vm/overcommit_memory")) == Some(2)
-        && let Ok(Meminfo { commit_limit: Some(allowed), committed_as: used, .. }) = Meminfo::current()
-    {
-        Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
+    let mode = number(Path::new("/proc/sys/vm/overcommit_memory"));
+    if let Some(limit) = Meminfo::current().ok().and_then(|memory| of_host(mode, &memory)) {
+        limit.check(bytes, BYTES_LEFT)?;
     }
     for dir in memory_groups(&groups) {
         if let Some((allowed, used)) = used_in_group(&dir) {
@@ -95,6 +94,12 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
         }
     }
     Ok(())
+}
+
+/// The limit on what all processes may map, in this mode of `vm.overcommit_memory`. Only mode 2 has one.
+fn of_host(mode: Option<u64>, memory: &Meminfo) -> Option<Limit> {
+    let allowed = memory.commit_limit.filter(|_| mode == Some(2))?;
+    Some(Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used: memory.committed_as })
 }
 
 /// Maximum size in bytes of the set of sampled blocks in a process with these limits, and what the limit is on; `None`
@@ -205,6 +210,19 @@ mod tests {
         assert!(limit(64 << 20, 45 << 20).check(4 << 20, BYTES_LEFT).is_err());
         let refused = limit(10, 20).check(u64::MAX, 0).expect_err("nothing is left");
         assert!(matches!(refused, Refused::Limit { name: "x", left: 0, allowed: 10 }));
+    }
+
+    #[test]
+    fn the_host_limits_what_is_mapped_in_mode_2_alone() {
+        let mut memory = Meminfo::current().expect("the kernel tells it");
+        (memory.commit_limit, memory.committed_as) = (Some(1 << 30), 900 << 20);
+        let refused = of_host(Some(2), &memory).expect("a limit").check(64 << 20, BYTES_LEFT).expect_err("124 MiB left");
+        assert!(matches!(refused, Refused::Limit { left, allowed, .. } if (left, allowed) == (124 << 20, 1 << 30)));
+        assert!(refused.to_string().contains("vm.overcommit_memory"), "{refused}");
+        assert!(of_host(Some(2), &memory).is_some_and(|limit| limit.check(32 << 20, BYTES_LEFT).is_ok()));
+        for mode in [None, Some(0), Some(1)] {
+            assert_eq!(of_host(mode, &memory), None);
+        }
     }
 
     #[test]

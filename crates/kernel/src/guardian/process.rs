@@ -227,10 +227,45 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{IoSlice, Read as _};
+    use std::mem::MaybeUninit;
     use std::os::unix::net::UnixStream;
 
+    use heapbpf_host::messages::connection;
+    use rustix::cmsg_space;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use zerocopy::IntoBytes as _;
+
     use super::*;
+
+    /// The descriptors of a message are cut off if there are too many for the receiver, as at its limit on open files.
+    #[test]
+    fn a_request_that_was_cut_off_is_refused_and_the_next_one_served() {
+        const MANY: usize = 32;
+        if heapbpf_testing::is_emulated("no seccomp(2)") {
+            return;
+        }
+        let (here, there) = connection().unwrap();
+        let guardian = std::thread::spawn(move || {
+            let mut held = Held { links: Vec::new(), path: String::new(), closers: Closers::start(false) };
+            serve(there.as_fd(), &mut vec![0; MOST_WORDS], &mut held)
+        });
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MANY))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [here.as_fd(); MANY];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let words = Request::LetGo { numbers: [0; MOST_LET_GO] }.words();
+        sendmsg(&here, &[IoSlice::new(words.as_bytes())], &mut control, SendFlags::NOSIGNAL).unwrap();
+        let answered = || {
+            let mut word = [u64::MAX];
+            (receive(here.as_fd(), &mut word).unwrap().0, word[0])
+        };
+        assert_eq!(answered(), (1, u64::from(libc::EMFILE.unsigned_abs())));
+        send(here.as_fd(), &words, &[]).unwrap();
+        assert_eq!(answered(), (1, 0));
+        send(here.as_fd(), &Request::End.words(), &[]).unwrap();
+        assert!(guardian.join().unwrap(), "it has ended otherwise");
+    }
 
     #[test]
     fn links_that_are_closed_together_are_all_closed_afterwards() {

@@ -23,6 +23,7 @@ use sampler_ebpf::abi::{
     Config, Counters, FileRanges, LiveKey, LiveValue, NO_ARGUMENT, SITE_ZERO_FREES, Site, stack_kind,
 };
 use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::trials::CRITERION_BYTES;
 
 /// What an allocation function of this test does with a call.
 pub const RETURNS: u64 = 0;
@@ -99,9 +100,11 @@ pub struct Setting {
     pub interval: u64,
     pub events_bytes: u32,
     pub live: bool,
+    pub criterion: u64,
 }
 
-pub const EVERY_CALL: Setting = Setting { faults: 0, interval: 1, events_bytes: 1 << 20, live: true };
+pub const EVERY_CALL: Setting =
+    Setting { faults: 0, interval: 1, events_bytes: 1 << 20, live: true, criterion: CRITERION_BYTES };
 
 impl Kernel {
     /// Loads and attaches everything. `None` if no BPF program can be loaded here.
@@ -113,6 +116,7 @@ impl Kernel {
             live: u32::from(setting.live),
             stack_kind: stack_kind::NONE,
             faults: setting.faults,
+            criterion: setting.criterion,
             memory_bytes: u64::MAX,
             page_bytes: 4096,
             ..Config::default()
