@@ -44,13 +44,18 @@ pub fn rough(pid: u32) -> Option<Resident> {
     sums_in(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// The sums that are quickest to read: all resident memory of a process, and of it what is private and anonymous, in
-/// bytes. `None` if they cannot be read.
-pub fn total_and_anonymous_bytes(pid: u32) -> Option<(u64, u64)> {
-    totals_in(&std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?, procfs::page_size())
+/// The sums that are quickest to read: `size resident shared …`, in pages (proc_pid_statm(5)). While this text stays the
+/// same, so does what [`rough`] returns. `None` if it cannot be read.
+pub fn sizes(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()
 }
 
-/// Parses `size resident shared …`, in pages (proc_pid_statm(5)). Shared pages are those of files and shared memory.
+/// All resident memory of a process, and of it what is private and anonymous, in bytes. `None` if that cannot be read.
+pub fn total_and_anonymous_bytes(pid: u32) -> Option<(u64, u64)> {
+    totals_in(&sizes(pid)?, procfs::page_size())
+}
+
+/// Parses [`sizes`]. Shared pages are those of files and shared memory.
 fn totals_in(statm: &str, page_bytes: u64) -> Option<(u64, u64)> {
     let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);

@@ -329,6 +329,12 @@ impl Counted {
         self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
     }
 
+    /// All such generations. Reads the kernel's whole list, which takes less than asking for a few hundred of them.
+    pub(super) fn all_that_run(&self) -> HashSet<ProcessKey> {
+        let running = self.map.entries().into_iter().filter(|(_, entry)| entry.state != inline_state::LEFT);
+        running.map(|(process, _)| process).collect()
+    }
+
     /// Whether another process has the hooks that were made in this one.
     pub(super) fn has_heirs(&self, process: ProcessKey) -> bool {
         self.processes.iter().any(|(other, it)| *other != process && it.hooked == Some(process))

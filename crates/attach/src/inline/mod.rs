@@ -652,6 +652,11 @@ impl InlineHooks {
         self.counted.runs(process)
     }
 
+    /// All process generations whose calls are counted inline.
+    pub fn all_counted(&self) -> HashSet<ProcessKey> {
+        self.counted.all_that_run()
+    }
+
     /// Whether another process has the hooks that were made in this one.
     pub fn has_heirs(&self, process: ProcessKey) -> bool {
         self.counted.has_heirs(process)

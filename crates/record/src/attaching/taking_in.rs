@@ -174,10 +174,10 @@ impl Attaching {
         now_ns: u64,
     ) -> Vec<ProcessKey> {
         let Some(mut activity) = self.activity.take() else { return Vec::new() };
-        let is_inline = |process| self.inline.as_ref().is_some_and(|inline| inline.is_counted(process));
+        let inline = self.inline.as_ref().map(InlineHooks::all_counted).unwrap_or_default();
         // While links are being made, nothing is counted. The BPF programs see it the same way.
         let has_links = |pid: u32| self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::OwnLinks);
-        let is_counted = |process: ProcessKey| is_inline(process) || has_links(process.tgid);
+        let is_counted = |process: ProcessKey| inline.contains(&process) || has_links(process.tgid);
         let is_target = |process: ProcessKey| {
             let current = host.processes().current(process.tgid).map(|generation| generation.id);
             current.is_some_and(|generation| self.is_target(host, generation))

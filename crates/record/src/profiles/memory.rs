@@ -92,6 +92,8 @@ impl Reading {
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
+    /// The kernel's own sums of each process, and its sizes when they were read.
+    sums: HashMap<ProcessKey, (String, Resident)>,
     /// What each process had before, by the kernel's own sums.
     earlier: HashMap<ProcessKey, Earlier>,
     arenas: ArenaReader,
@@ -123,12 +125,13 @@ impl MemoryReader {
         let mut cgroups: HashMap<String, Option<u64>> = HashMap::new();
         let at_ns = monotonic_ns();
         let mut sums: Vec<(Measured, Resident)> =
-            measured.into_iter().filter_map(|it| resident::rough(it.key.tgid).map(|sums| (it, sums))).collect();
+            measured.into_iter().filter_map(|it| self.sums_of(it.key).map(|sums| (it, sums))).collect();
         sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
         self.saved = (self.saved + OF_A_REFRESH).min(MOST_SAVED);
         let mut left = if is_refresh { self.saved } else { OF_A_FILE };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
+        self.sums.retain(|key, _| keys.contains(key));
         // An idle process has no `exec_id` until it is counted.
         for key in keys.iter().filter(|key| key.exec_id != 0) {
             if let Some(idle) = self.earlier.remove(&ProcessKey { exec_id: 0, ..*key }) {
@@ -171,6 +174,17 @@ impl MemoryReader {
         }
         // The process has ended, or has no memory.
         idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
+    }
+
+    /// The kernel's own sums. Most processes of a host do nothing, so a shorter file tells whether they have changed.
+    fn sums_of(&mut self, key: ProcessKey) -> Option<Resident> {
+        let sizes = resident::sizes(key.tgid)?;
+        if let Some((_, sums)) = self.sums.get(&key).filter(|(known, _)| *known == sizes) {
+            return Some(*sums);
+        }
+        let sums = resident::rough(key.tgid)?;
+        self.sums.insert(key, (sizes, sums));
+        Some(sums)
     }
 
     /// The memory of a process by purpose: as last read if it has not changed much since, or as read now if there is
