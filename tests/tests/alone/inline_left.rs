@@ -252,11 +252,11 @@ fn what_only_looks_like_ours_is_not_touched() {
     }
 }
 
-/// Number of descriptors of inline hooks that a heapbpf has open. It keeps those of its targets open.
-fn open_hooks(heapbpf: u32) -> usize {
+/// The processes whose memory a heapbpf has open, as it has for what it prepares or hooks.
+fn open_memories(heapbpf: u32) -> Vec<u32> {
     let open = std::fs::read_dir(format!("/proc/{heapbpf}/fd")).expect("it runs").flatten();
     let paths = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    paths.filter(|path| path.to_string_lossy().contains("/memfd:heapbpf-inline")).count()
+    paths.filter_map(|path| path.to_str()?.strip_prefix("/proc/")?.strip_suffix("/mem")?.parse().ok()).collect()
 }
 
 /// Processes are killed once they have the hooks' code, but no jump leads there yet. What was prepared for them is let
@@ -293,12 +293,12 @@ fn what_was_prepared_for_a_process_that_ended_is_let_go() {
     let is_one_hooked = (0..20).any(|_| {
         let target = Target::start(&file, ["100"]);
         let was_hooked = is_hooked(target.pid());
-        assert!(!was_hooked || open_hooks(recording.pid()) > 0);
+        assert!(!was_hooked || open_memories(recording.pid()).contains(&target.pid()));
         assert!(target.end().success(), "it came to harm");
         was_hooked
     });
     assert!(is_one_hooked);
-    until("the hooks of ended processes are closed", || open_hooks(recording.pid()) == 0);
+    until("nothing of ended processes is open", || open_memories(recording.pid()).is_empty());
     recording.stop();
 }
 

@@ -216,7 +216,8 @@ mod tests {
     fn the_host_limits_what_is_mapped_in_mode_2_alone() {
         let mut memory = Meminfo::current().expect("the kernel tells it");
         (memory.commit_limit, memory.committed_as) = (Some(1 << 30), 900 << 20);
-        let refused = of_host(Some(2), &memory).expect("a limit").check(64 << 20, BYTES_LEFT).expect_err("124 MiB left");
+        let refused =
+            of_host(Some(2), &memory).expect("a limit").check(64 << 20, BYTES_LEFT).expect_err("124 MiB left");
         assert!(matches!(refused, Refused::Limit { left, allowed, .. } if (left, allowed) == (124 << 20, 1 << 30)));
         assert!(refused.to_string().contains("vm.overcommit_memory"), "{refused}");
         assert!(of_host(Some(2), &memory).is_some_and(|limit| limit.check(32 << 20, BYTES_LEFT).is_ok()));
