@@ -153,13 +153,13 @@ fn minimise(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Result<()
     // The same seeds must make the same archive.
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
-    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(dir, target));
+    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=xz -9e", "--file"]).arg(seeds_of(dir, target));
     run(tar.arg("--directory").arg(&seeds).arg("."), context.options.verbose)
 }
 
 /// The archive of a target's seeds.
 fn seeds_of(dir: &Path, target: &Fuzzed) -> PathBuf {
-    dir.join("seeds").join(&target.name).with_extension("tar.gz")
+    dir.join("seeds").join(&target.name).with_extension("tar.xz")
 }
 
 /// Returns a fresh directory with a target's seeds. It is empty for a new target.
@@ -169,7 +169,7 @@ fn unpacked_seeds(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Res
     fs::create_dir_all(&unpacked)?;
     if archive.is_file() {
         let mut tar = Command::new("tar");
-        tar.args(["--extract", "--gzip", "--file"]).arg(archive).arg("--directory").arg(&unpacked);
+        tar.args(["--extract", "--xz", "--file"]).arg(archive).arg("--directory").arg(&unpacked);
         run(&mut tar, context.options.verbose)?;
     }
     Ok(unpacked)
