@@ -141,9 +141,9 @@ pub enum Direction {
     Grew,
     /// Smaller than before.
     Shrank,
-    /// Not sampled before.
+    /// Zero before.
     New,
-    /// No longer sampled.
+    /// Zero after.
     Gone,
     /// Equal.
     Same,

@@ -126,18 +126,21 @@ fn said(figures: &Change) -> String {
     }
 }
 
-/// The table of stacks that grew.
+/// The table of stacks, those that grew first.
 fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
     let mut lines = Vec::new();
-    let count = |which: fn(&StackChange) -> bool| diff.stacks.iter().filter(|stack| which(stack)).count();
-    let judged = count(|stack| stack.figures.q_value.is_some());
-    lines.push(match count(|stack| stack.figures.significant) {
-        0 if judged == 0 && !diff.stacks.is_empty() => {
-            format!("Whether chance explains the changes cannot be said ({} compared).", diff.stacks.len())
+    let compared = diff.stacks.len();
+    let count = |which: fn(&Change) -> bool| diff.stacks.iter().filter(|stack| which(&stack.figures)).count();
+    let judged = count(|figures| figures.q_value.is_some());
+    let shrank = count(|figures| figures.verdict == Some(Verdict::Sure) && figures.change.estimate < 0.0);
+    lines.push(match (count(|figures| figures.significant), shrank) {
+        _ if judged == 0 && compared > 0 => {
+            format!("Whether chance explains the changes cannot be said ({compared} compared).")
         }
-        0 => format!("No stack grew by more than chance explains ({} compared).", diff.stacks.len()),
-        1 => format!("1 stack of {} grew by more than chance explains:", diff.stacks.len()),
-        n => format!("{n} stacks of {} grew by more than chance explains:", diff.stacks.len()),
+        (0, 0) => format!("No stack grew by more than chance explains ({compared} compared)."),
+        (1, 0) => format!("1 stack of {compared} grew by more than chance explains:"),
+        (grew, 0) => format!("{grew} stacks of {compared} grew by more than chance explains:"),
+        (grew, _) => format!("{grew} of {compared} stacks grew and {shrank} shrank by more than chance explains:"),
     });
     lines.push(String::new());
     let mut table = Table::new(vec![
@@ -145,9 +148,10 @@ fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
         Column::right("BEFORE", Style::Plain),
         Column::right("AFTER", Style::Plain),
         Column::left("CHANGE", Style::Bold),
-        Column::right("Q-VALUE", Style::Plain),
+        Column::left("", Style::Plain).dispensable(1),
+        Column::right("Q OF GROWTH", Style::Plain),
     ]);
-    let shown = &diff.stacks[..diff.stacks.len().min(options.top)];
+    let shown = &diff.stacks[..compared.min(options.top)];
     for (number, stack) in (1..).zip(shown) {
         let figures = &stack.figures;
         table.row(vec![
@@ -155,6 +159,7 @@ fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
             figure(figures, &figures.before),
             figure(figures, &figures.after),
             bounded(figures, &figures.change),
+            said(figures),
             figures.q_value.map_or_else(|| "-".into(), probability),
         ]);
     }
@@ -169,12 +174,12 @@ fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
             lines.push(format!("      cannot be judged: {reason}"));
         }
     }
-    if diff.stacks.len() > shown.len() {
-        lines.push(format!("… and {} more", diff.stacks.len() - shown.len()));
+    if compared > shown.len() {
+        lines.push(format!("… and {} more", compared - shown.len()));
     }
     if judged > 0 {
         lines.push(format!(
-            "* q-value up to {}: of the stacks so marked, at most that share is expected to be chance",
+            "* q-value of growth up to {}: of the stacks so marked, at most that share is expected to be chance",
             diff.false_discovery_rate
         ));
     }
@@ -279,6 +284,19 @@ mod tests {
         let line = leaking.lines().find(|line| line.contains("grow json.c:31")).expect("a row");
         assert!(line.contains("grew, sure"), "{leaking}");
         assert!(leaking.lines().all(|line| line.chars().count() <= 120), "{leaking}");
+    }
+
+    /// The q-value is about growth alone.
+    #[test]
+    fn a_stack_that_is_gone_is_no_stack_without_a_change() {
+        let (mut before, mut after) = (testing::small().only_process(0), testing::small().only_process(0));
+        before.rows[0].inuse = testing::sums(200, 70_000, 524_288);
+        after.rows.remove(0);
+        let found = diff(&before, &after, &DiffOptions::default());
+        let text = table(&found, &TableOptions { width: 120, color: false, top: 20, stacks: true });
+        assert!(text.contains("stacks grew and 1 shrank by more than chance explains:"), "{text}");
+        let row = text.lines().find(|line| line.contains("gone, sure")).expect("a row");
+        assert!(row.contains('−') && row.ends_with("1.00") && !row.contains('*'), "{text}");
     }
 
     #[test]

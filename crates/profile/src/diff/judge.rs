@@ -58,31 +58,36 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     let p_value = p_values.map(|(grew, _)| grew);
     let p_two_sided = p_values.map(|(grew, shrank)| (2.0 * grew.min(shrank)).min(1.0));
     let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
+    let change = difference(was_figure, is_figure, scale, touched);
     Change {
         value: value.json_name(),
         before: was_figure,
         after: is_figure,
-        change: difference(was_figure, is_figure, scale, touched),
+        change,
         p_value: p_value.ok(),
         q_value: None,
         significant: false,
-        direction: direction(before, was, after, is),
+        direction: direction(was_figure.estimate, is_figure.estimate, change.estimate),
         p_two_sided: p_two_sided.ok(),
         verdict: None,
         reason: p_value.err(),
     }
 }
 
-/// Direction of the change.
-fn direction(before: &Side, was: &Pool, after: &Side, is: &Pool) -> Direction {
-    let scaled = was.total(before.value) * after.exposure / before.exposure;
-    let change = is.total(after.value) - scaled;
-    match (was.samples(before.value), is.samples(after.value)) {
-        (0, 1..) => Direction::New,
-        (1.., 0) => Direction::Gone,
-        _ if change > 0.0 => Direction::Grew,
-        _ if change < 0.0 => Direction::Shrank,
-        _ => Direction::Same,
+/// Direction of the change, from the figures that are shown: a profile may have no numbers of samples. Less than half a
+/// byte or block is shown as zero, and is no change: pprof has whole numbers only.
+fn direction(was: f64, is: f64, change: f64) -> Direction {
+    const LEAST: f64 = 0.5;
+    if was >= LEAST && is.abs() < LEAST {
+        Direction::Gone
+    } else if was.abs() < LEAST && is >= LEAST {
+        Direction::New
+    } else if change >= LEAST {
+        Direction::Grew
+    } else if change <= -LEAST {
+        Direction::Shrank
+    } else {
+        Direction::Same
     }
 }
 

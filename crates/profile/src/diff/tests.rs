@@ -50,6 +50,33 @@ fn a_planted_leak_is_on_top() {
     assert!(text["stacks"][0]["before"]["estimate"].is_number());
 }
 
+/// pprof has no numbers of samples.
+#[test]
+fn the_direction_follows_from_the_figures_without_numbers_of_samples() {
+    let (mut before, mut after) = (testing::small(), testing::small());
+    before.header.samples_known = false;
+    before.rows.iter_mut().for_each(|row| (row.alloc.samples, row.inuse.samples) = (0, 0));
+    before.rows.remove(4);
+    after.rows[0].inuse = testing::sums(10, 70_000, 524_288);
+    // As rounded to whole bytes.
+    after.rows[1].inuse.bytes += 0.4;
+    after.rows.remove(3);
+    let found = diff(&before, &after, &options(Value::InuseSpace));
+    let expected: [(Direction, usize, fn(f64, f64) -> bool); 5] = [
+        (Direction::Shrank, 1, |was, is| is < was && is > 0.0),
+        (Direction::Gone, 1, |was, is| was > 0.0 && is == 0.0),
+        (Direction::New, 1, |was, is| was == 0.0 && is > 0.0),
+        (Direction::Grew, 0, |was, is| is > was),
+        (Direction::Same, 2, |was, is| (is - was).abs() < 0.5),
+    ];
+    for (direction, number, holds) in expected {
+        let figures: Vec<&Change> =
+            found.stacks.iter().map(|stack| &stack.figures).filter(|it| it.direction == direction).collect();
+        assert_eq!(figures.len(), number, "{direction:?}: {:?}", found.stacks);
+        assert!(figures.iter().all(|it| holds(it.before.estimate, it.after.estimate)), "{figures:?}");
+    }
+}
+
 /// Parquet does not store allocator functions, but stacks match nevertheless.
 #[cfg(feature = "parquet")]
 #[test]
