@@ -26,7 +26,7 @@ pub struct Stats {
     pub reentrant: u64,
     /// Calls of hooked freeing functions with a block that is not NULL, including reentrant ones.
     pub frees_seen: u64,
-    /// Frees of sampled blocks.
+    /// Frees of sampled blocks, including those by realloc, which `frees_seen` does not count.
     pub frees_matched: u64,
     /// Bytes requested, counted exactly.
     pub exact_alloc_bytes: u64,

@@ -330,7 +330,7 @@ impl Metrics {
         let mut family = Family::new(
             "heapbpf_process_resident_bytes",
             "gauge",
-            "Resident memory of a process by use; the parts add up.",
+            "Resident memory of a process by use; the parts add up. Parts that are not known are absent.",
         );
         let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
         let mut idle: Vec<&Process> = made.profile.idle.iter().filter(|process| visible(process)).collect();
@@ -349,7 +349,7 @@ impl Metrics {
             process.resident.iter().for_each(|resident| swapped.add(&labels, resident.swapped_bytes));
             process.memory_coverage().iter().for_each(|share| covered.add(&labels, number(*share)));
             let labels = labels.strip_suffix('}').unwrap_or(&labels);
-            for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
+            for (part, bytes) in process.resident.iter().flat_map(Resident::known_parts) {
                 // Use the name that JSON and the documentation use.
                 let part = part.replace(' ', "_").to_lowercase();
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
@@ -434,10 +434,16 @@ impl Metrics {
             ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.reentrant),
             (
                 "heapbpf_frees_seen_total",
-                "Calls of functions that free, including those that allocators make into themselves.",
+                "Calls of functions that free, including those that allocators make into themselves. In processes \
+                 counted from inside, only those that free sampled blocks.",
                 stats.frees_seen,
             ),
-            ("heapbpf_frees_matched_total", "Frees of sampled blocks.", stats.frees_matched),
+            (
+                "heapbpf_frees_matched_total",
+                "Sampled blocks that were freed or reallocated. May exceed heapbpf_frees_seen_total, which does \
+                 not count reallocations.",
+                stats.frees_matched,
+            ),
             ("heapbpf_scrapes_total", "Answers given.", serving.answered),
             ("heapbpf_scrapes_refused_total", "Answers refused because too many were in progress.", serving.refused),
         ];

@@ -17,7 +17,7 @@ pub struct Counters {
     /// Calls of hooked functions that free a block other than NULL. This includes frees by an allocator itself
     /// (tcmalloc's realloc frees the old block), not only those by the program.
     pub frees_seen: u64,
-    /// Frees of tracked samples.
+    /// Frees of tracked samples, including those by realloc, which [`Counters::frees_seen`] does not count.
     pub frees_matched: u64,
     /// Reentrant calls: those that an allocator made into itself. Not hits.
     pub reentrant: u64,

@@ -120,6 +120,14 @@ impl Resident {
         ]
     }
 
+    /// The parts whose sizes are known. If memory is not divided, a part of it that is 0 is not known.
+    pub fn known_parts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let is_divided = self.undivided_bytes == 0;
+        let is_known =
+            move |&(part, bytes): &(&str, u64)| is_divided || bytes > 0 || matches!(part, "files" | "shared");
+        self.parts().into_iter().filter(is_known)
+    }
+
     /// Share of the anonymous memory, without stacks and heapbpf's own pages, that lies in heaps of allocators. `None`
     /// if there is none, or if it is not divided into parts.
     pub fn heap_share(&self) -> Option<f64> {
@@ -200,6 +208,10 @@ mod tests {
         assert_eq!(python.python, None, "not all are known");
         assert_eq!(one.heap_share(), Some(1000.0 / 1003.0));
         let rough = Resident { undivided_bytes: 7, hugetlb_bytes: 5, swapped_bytes: 6, ..one };
+        let only_sums = Resident { undivided_bytes: 7, files_bytes: 2, ..Resident::default() };
+        let known: Vec<_> = only_sums.known_parts().collect();
+        assert_eq!(known, [("files", 2), ("shared", 0), (UNDIVIDED, 7)]);
+        assert_eq!(one.known_parts().count(), one.parts().len(), "0 is known where memory is divided");
         assert_eq!((rough.total_bytes(), rough.heap_share(), Resident::default().heap_share()), (1030, None, None));
     }
 

@@ -223,25 +223,38 @@ fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, pr
 fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], confidence: f64) -> Vec<Group> {
     let mut resident = resident_of_groups(profile, by, confidence);
     let names = Groups::new(profile, by);
-    let mut idle: BTreeMap<String, u64> = BTreeMap::new();
-    (0..profile.idle.len()).for_each(|it| *idle.entry(names.of_idle(it).into_owned()).or_default() += 1);
+    // The processes of each group, also those without samples, and the number of idle ones, as in its name.
+    let mut members: BTreeMap<String, (Vec<usize>, u64)> = BTreeMap::new();
+    if by != GroupBy::Thread {
+        for it in 0..profile.processes.len() {
+            members.entry(names.of_process(it).into_owned()).or_default().0.push(it);
+        }
+    }
+    for (it, process) in profile.idle.iter().enumerate() {
+        members.entry(names.of_idle(it).into_owned()).or_default().1 += process.count();
+    }
+    let count_of = |it: &usize| profile.processes.get(*it).map_or(0, Process::count);
     let intervals = intervals_used(profile);
-    let group = |(name, (mut pool, processes)): (&String, (Pool, BTreeSet<usize>))| {
+    let group = |(name, (mut pool, mut processes)): (&String, (Pool, BTreeSet<usize>))| {
+        let (counted, idle) = members.remove(name).unwrap_or_default();
+        processes.extend(counted);
         pool.allow_for(&intervals);
+        pool.cover(processes.iter().copied());
         let exact_of = |value| {
             let mut counted = processes.iter().map(|&it| exact(profile, Some(it), value));
             counted.try_fold(0u64, |sum, it| sum.checked_add(it?))
         };
         let totals = values.iter().map(|&it| Figure::of(profile, &pool, it, confidence, exact_of(it))).collect();
-        let counted: u64 = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
-        let count = counted + idle.remove(name).unwrap_or(0);
+        let count = processes.iter().map(count_of).sum::<u64>() + idle;
         Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
     };
     let mut groups: Vec<Group> = layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect();
     if by != GroupBy::Thread {
         // Stacks refer to groups by their index in the list, so idle ones come last.
-        groups.extend(idle.into_iter().map(|(name, processes)| {
+        let idle = members.into_iter().filter(|(_, (_, idle))| *idle > 0);
+        groups.extend(idle.map(|(name, (counted, idle))| {
             let resident = resident.remove(&name);
+            let processes = counted.iter().map(count_of).sum::<u64>() + idle;
             Group { name, processes, totals: Vec::new(), resident }
         }));
     }

@@ -72,6 +72,22 @@ fn idle_processes_are_in_groups_and_have_their_memory() {
 }
 
 #[test]
+fn groups_count_processes_without_samples_as_their_names_do() {
+    let mut profile = testing::small();
+    profile.processes[1].exact_alloc_bytes = Some(5_000);
+    let worker = profile.processes[1].clone();
+    profile.processes.push(Process { pid: 4301, exact_alloc_bytes: Some(7), ..worker.clone() });
+    profile.idle.push(Process { pid: 4302, exact_alloc_bytes: None, ..worker });
+    let data = data(&profile);
+    let group = &data["groups"][1];
+    assert_eq!(group["name"], "worker \"x\" (3 processes)");
+    assert_eq!(group["processes"], 3);
+    let allocated = Value::shown_of(&profile).iter().position(|&it| it == Value::AllocSpace).expect("it is shown");
+    assert_eq!(group["totals"][allocated]["exact"], 5_007);
+    assert_eq!(data["groups"].as_array().map(Vec::len), Some(2), "the idle one has no group of its own");
+}
+
+#[test]
 fn what_was_lost_and_how_processes_are_hooked_is_there() {
     let data = data(&testing::small());
     assert!(data["remarks"].to_string().contains("counted for 50 %"), "{}", data["remarks"]);

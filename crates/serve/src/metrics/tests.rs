@@ -130,6 +130,9 @@ fn idle_processes_have_series_of_their_memory_alone() {
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{heap}")), Some(188_743_680.0), "{text}");
     assert_eq!(value(&text, &format!("heapbpf_process_swapped_bytes{labels}")), Some(31_457_280.0));
     assert_eq!(value(&text, &format!("heapbpf_process_memory_coverage{labels}")), Some(0.0), "nothing is counted");
+    let of_sh = text.lines().filter(|line| line.starts_with("heapbpf_process_resident_bytes{pid=\"901\","));
+    let parts: Vec<&str> = of_sh.filter_map(|line| line.split("part=\"").nth(1)?.split('"').next()).collect();
+    assert_eq!(parts, ["files", "shared", "anonymous"], "its memory was not divided");
     let of_cgroup = r#"heapbpf_cgroup_memory_bytes{cgroup="/a \"b\".slice"}"#;
     assert_eq!(value(&text, of_cgroup), Some(734_003_200.0), "{text}");
     assert_eq!(text.matches("heapbpf_cgroup_memory_bytes{").count(), 1, "of the others it is not known");
