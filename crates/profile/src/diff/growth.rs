@@ -9,7 +9,7 @@ use heapbpf_statistics::binomial::at_least;
 use heapbpf_statistics::estimate::Estimate;
 
 /// With fewer samples, growth cannot be distinguished from chance: each sample may have been kept or freed.
-const FEWEST: u64 = 5;
+pub(crate) const FEWEST: u64 = 5;
 
 /// Growth of some rows over [`Header::growth_over`](crate::model::Header::growth_over).
 #[derive(Clone, Copy, Debug)]

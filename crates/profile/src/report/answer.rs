@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use super::chain::Call;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{listed_in, missed};
-use super::suspects::{Suspect, SuspectFindings, Why, ages, find, rate};
+use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, rate, without_suspects};
 use super::{Context, ReportOptions, plural};
-use crate::model::Profile;
+use crate::model::{Criterion, Profile};
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
@@ -23,6 +23,8 @@ const LEAST_SHARE: f64 = 0.01;
 const NO_FILE: &str = "FILE";
 /// With fewer samples, error bars are wide.
 const FEW_SAMPLES: u64 = 30;
+/// Number of samples in use that a suggested interval aims at.
+const WANTED_SAMPLES: u64 = 256;
 /// Share of unnamed stacks from which getting names is the first suggestion.
 const UNNAMED: f64 = 0.1;
 /// Width of a line's title, in columns.
@@ -115,7 +117,7 @@ fn growth(context: &Context, groups: &[Group], found: &SuspectFindings) -> Strin
         return format!("{name} {how_much}, {why}{more}");
     }
     if groups.iter().any(|group| !ages(group).is_empty()) {
-        return format!("nothing stands out ({} judged)", plural(found.judged, "stack"));
+        return without_suspects(context, groups, found, "nothing stands out");
     }
     if context.whole.samples(Value::InuseSpace) == 0 && context.profile.header.samples_known {
         return "no: no sampled block is in use".into();
@@ -199,6 +201,10 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     if profile.header.samples_known && profile.header.interval > 1 && (1..FEW_SAMPLES).contains(&samples) {
         return Some(format!("{first}heapbpf plan {file} (few samples: find a better interval)"));
     }
+    let few = few_in_use(context).filter(|_| !suspects);
+    if few.is_some() {
+        return few;
+    }
     if unnamed_share(context, groups) > UNNAMED {
         let is_missing = profile.modules.iter().any(|module| module.reason.is_some());
         return Some(if is_missing {
@@ -216,13 +222,42 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
         });
     }
     let chain = groups.first()?.chain(context);
-    let function = chain.first().map(|(call, _)| call.name.clone()).filter(|name| is_plain(name))?;
-    Some(format!("{first}heapbpf report --callers {function} {file} (who calls it?)"))
+    match chain.first().map(|(call, _)| &call.name).filter(|name| is_plain(name)) {
+        Some(function) => Some(format!("{first}heapbpf report --callers {function} {file} (who calls it?)")),
+        None => options.brief.then(|| format!("{first}heapbpf report --details {file} (whole stacks)")),
+    }
+}
+
+/// What to do about few samples in use, if they are few.
+fn few_in_use(context: &Context) -> Option<String> {
+    let header = &context.profile.header;
+    let samples = context.whole.samples(Value::InuseSpace);
+    let is_few = (1..FEW_IN_USE).contains(&samples) && header.samples_known && header.interval > 1;
+    // The interval of Go's runtime is not ours to choose.
+    let is_ours = !context.profile.rows.iter().any(|row| row.is_of_go_runtime());
+    (is_few && is_ours && header.live && context.sort.needs_frees()).then(|| {
+        let interval = match header.criterion {
+            Criterion::Bytes => format!("-i {}", finer(header.interval, samples)),
+            Criterion::Allocations | Criterion::SizeClass => "a smaller -i".to_owned(),
+        };
+        format!("only {} in use: try {interval} or record longer", plural(samples, "sample"))
+    })
+}
+
+/// The interval, in bytes as `-i` takes them, with which so many samples would have been about the wanted number: a
+/// power of two.
+fn finer(interval: u64, samples: u64) -> String {
+    let bytes = 1_u64 << (interval.saturating_mul(samples) / WANTED_SAMPLES).max(1).ilog2();
+    match bytes.ilog2() {
+        20.. => format!("{}MiB", bytes >> 20),
+        10.. => format!("{}KiB", bytes >> 10),
+        _ => bytes.to_string(),
+    }
 }
 
 /// Whether a name needs no quotes in a shell and has no special characters as a regular expression.
 fn is_plain(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '.'))
 }
 
 /// Share of the sorted value in stacks whose title has no name but may still get one through the build ID of its file.
@@ -238,4 +273,21 @@ fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
         }
     }
     if all > 0.0 { unnamed / all } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::finer;
+
+    #[test]
+    fn suggested_intervals_are_powers_of_two_that_the_command_line_takes() {
+        assert_eq!(finer(512 << 10, 4), "8KiB");
+        assert_eq!(finer(512 << 10, 9), "16KiB");
+        assert_eq!(finer(1 << 30, 1), "4MiB");
+        assert_eq!((finer(4 << 10, 9).as_str(), finer(2, 1).as_str()), ("128", "1"));
+        for samples in 1..10 {
+            let bytes = crate::units::parse_size(&finer(64 << 10, samples)).expect("a size");
+            assert!(bytes < 64 << 10 && bytes * 256 <= (64 << 10) * samples, "{samples}: {bytes}");
+        }
+    }
 }

@@ -128,9 +128,7 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
     } else {
         String::new()
     };
-    if context.profile.header.samples_known {
-        about += &format!(" · [{} confidence intervals]", units::percent(context.options.confidence));
-    }
+    about += &table.about_intervals(context);
     let about = clip(&about, context.width.saturating_sub(width(&title)));
     let heading = context.heading(&title) + &context.paint(Style::Dim, &about);
     ([heading, header].into_iter().chain(rows).collect(), table.notes(context))

@@ -23,6 +23,8 @@ pub(super) struct FigureTable {
     numbered: bool,
     /// Whether some figures in use or at exit cover only some of the processes.
     partial: bool,
+    /// Whether some figures have an interval.
+    has_intervals: bool,
     /// Reasons why figures have no interval.
     reasons: BTreeSet<&'static str>,
     /// Which of the caller's columns has the name of a row.
@@ -82,7 +84,7 @@ impl FigureTable {
         columns.extend(more.iter().cloned());
         let name = more.iter().position(|column| column.style == Style::Name);
         let (table, reasons, incomplete) = (Table::new(columns), BTreeSet::new(), Vec::new());
-        Self { table, rows: 0, numbered: false, partial: false, reasons, name, incomplete }
+        Self { table, rows: 0, numbered: false, partial: false, has_intervals: false, reasons, name, incomplete }
     }
 
     /// Adds a row.
@@ -96,6 +98,7 @@ impl FigureTable {
             let FigureText { figure, bounds, unbounded } =
                 context.figure(pool, value).quiet_if_unseen(context.profile, pool, value);
             self.partial |= pool.is_partial(context.profile, value);
+            self.has_intervals |= bounds.starts_with('[');
             self.reasons.extend(unbounded);
             cells.extend([figure, bounds]);
         }
@@ -103,6 +106,12 @@ impl FigureTable {
         self.incomplete.extend(name.map(|name| (name.trim().to_owned(), pool.incomplete_share())));
         cells.extend(more);
         self.table.row(cells);
+    }
+
+    /// What a heading says about the intervals; empty if no figure has one.
+    pub(super) fn about_intervals(&self, context: &Context) -> String {
+        let text = || format!(" · [{} confidence intervals]", units::percent(context.options.confidence));
+        if self.has_intervals { text() } else { String::new() }
     }
 
     /// The header and the rows.

@@ -34,18 +34,13 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         format!("all {} stacks", groups.len())
     };
     let title = format!("By {}", context.sort.title());
-    let mut heading = context.heading(&title);
-    let mut about = format!(" · {of}");
-    if context.profile.header.samples_known {
-        about.push_str(&format!(" · [{} confidence intervals]", units::percent(context.options.confidence)));
-    }
-    heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
-    let mut lines = vec![heading];
-
     let mut table = FigureTable::new(context, &[]);
     shown.iter().for_each(|group| table.row(context, &group.pool, Vec::new()));
+    let mut heading = context.heading(&title);
+    let about = format!(" · {of}{}", table.about_intervals(context));
+    heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
     let (header, rows) = table.lines(context);
-    lines.push(header);
+    let mut lines = vec![heading, header];
     for (row, group) in rows.into_iter().zip(shown) {
         lines.push(row);
         let chain = group.chain(context);

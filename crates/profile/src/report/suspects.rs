@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 
 use super::stacks::{Group, INDENT, judged_groups};
 use super::{Context, chain, plural};
-use crate::diff::growth::{Grown, growth};
+use crate::diff::growth::{FEWEST, Grown, growth};
 use crate::intern::NO_STACK;
 use crate::model::Row;
 use crate::report::text::{Style, clip, width, wrap};
@@ -26,6 +26,9 @@ const FEW: usize = 3;
 const STACK_LINES: usize = 2;
 /// Minimum number of samples at which a stack that grew earlier but no longer grows is reported as full.
 const MANY: u64 = 8;
+
+/// With fewer samples in use, growth cannot be judged, and error bars are wide.
+pub(super) const FEW_IN_USE: u64 = 10;
 
 /// Why a stack is suspected.
 #[derive(Clone, Copy, Debug)]
@@ -220,6 +223,25 @@ fn full<'a>(context: &Context, it: &Judged<'a>) -> Option<Full<'a>> {
     has_stopped.then(|| Full { group: it.group, seconds: Octave::begin_seconds(youngest).max(over) })
 }
 
+/// What to say if no stack is suspected: `none`, or why that cannot be said.
+pub(super) fn without_suspects(context: &Context, groups: &[Group], found: &SuspectFindings, none: &str) -> String {
+    if found.judged > 0 {
+        return format!("{none} ({} judged)", plural(found.judged, "stack"));
+    }
+    let changed = |group: &Group| {
+        let growth = group.rows.iter().filter_map(|row| row.growth.as_ref());
+        growth.map(|growth| growth.kept.samples.saturating_add(growth.freed.samples)).fold(0, u64::saturating_add)
+    };
+    let is_few = context.whole.samples(Value::InuseSpace) < FEW_IN_USE;
+    let is_known = |row: &Row| context.profile.knows_growth(row.key.process);
+    match groups.iter().map(changed).max().unwrap_or(0) {
+        0 if is_few => "too few samples to judge growth".to_owned(),
+        0 if context.profile.rows.iter().all(is_known) => none.to_owned(),
+        1..FEWEST => "too few samples to judge growth".to_owned(),
+        _ => "not known: no stack could be judged".to_owned(),
+    }
+}
+
 pub(super) fn ages(group: &Group) -> Vec<Octave> {
     outliving::added(group.lifetimes.iter().map(|(lifetimes, _)| lifetimes.ages.as_slice()))
 }
@@ -267,7 +289,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         return lines;
     }
     let mut lines = if found.suspects.is_empty() {
-        let about = format!(" · none ({} judged)", plural(found.judged, "stack"));
+        let about = format!(" · {}", without_suspects(context, &groups, &found, "none"));
         vec![context.heading("Leak suspects") + &context.paint(Style::Dim, &about)]
     } else {
         listed(context, &found, top)

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use heapbpf_audit::Missing;
+use heapbpf_statistics::growth::Growth;
+use heapbpf_statistics::sums::SampleSums;
 
 use super::*;
 use crate::model::{Frame, Glibc, Header, InMemory, LossBound, Octave, PythonArenas, Resident, Stack};
@@ -922,4 +924,58 @@ fn what_a_function_frees_elsewhere_is_not_denied() {
     row.lifetimes = golden::leaking().rows[3].lifetimes.clone();
     profile.rows.push(row);
     assert!(growing(&profile).ends_with("nothing freed in 30.5 s where it grows"), "{}", growing(&profile));
+}
+
+/// Many samples of allocations do not help if few are in use.
+#[test]
+fn few_samples_in_use_call_for_a_smaller_interval() {
+    let mut profile = testing::small().only_process(0);
+    profile.rows.truncate(1);
+    let row = &mut profile.rows[0];
+    row.inuse = testing::sums(4, 70_000, row.key.interval);
+    row.growth = Some(Growth { kept: testing::sums(4, 70_000, row.key.interval), freed: SampleSums::default() });
+    let ages = vec![Octave { exponent: 33, freed: 0, left: 4 }];
+    row.lifetimes.as_mut().expect("lifetimes").ages = ages;
+    let brief = || ReportOptions { brief: true, source: Some("x.json".into()), ..ReportOptions::default() };
+    let says = |profile: &Profile, options: &ReportOptions, wanted: &str| {
+        let text = report(profile, options);
+        assert!(text.lines().any(|line| line.trim_end() == wanted), "{wanted}: {text}");
+    };
+    says(&profile, &brief(), "  growing    too few samples to judge growth");
+    says(&profile, &brief(), "  next       only 4 samples in use: try -i 8KiB or record longer");
+    let suspects = ReportOptions { suspects: true, brief: false, ..brief() };
+    says(&profile, &suspects, "Leak suspects · too few samples to judge growth");
+    profile.header.criterion = Criterion::Allocations;
+    says(&profile, &brief(), "  next       only 4 samples in use: try a smaller -i or record longer");
+    // The order was by allocations.
+    let by_allocated = ReportOptions { sort: Some(Value::AllocSpace), ..brief() };
+    says(&profile, &by_allocated, "  next       heapbpf report --callers grow x.json (who calls it?)");
+    // There are enough, and none of them is new.
+    let row = &mut profile.rows[0];
+    (row.inuse, row.growth) = (testing::sums(40, 70_000, row.key.interval), None);
+    says(&profile, &brief(), "  growing    nothing stands out");
+    says(&profile, &brief(), "  next       heapbpf report --callers grow x.json (who calls it?)");
+    // A name that needs quotes.
+    let mut stack = Stack::clone(&profile.rows[0].key.stack);
+    stack.frames.truncate(1);
+    stack.frames[0] = Arc::new(Frame { function: Some("<module>".into()), ..Frame::clone(&stack.frames[0]) });
+    profile.rows[0].key.stack = stack.into();
+    says(&profile, &brief(), "  next       heapbpf report --details x.json (whole stacks)");
+}
+
+/// A heading explains brackets only if there are some.
+#[test]
+fn exact_figures_have_no_intervals_to_explain() {
+    let mut profile = testing::small().only_process(0);
+    profile.counters.clear();
+    let explains = |profile: &Profile, brief: bool| {
+        report(profile, &ReportOptions { brief, ..ReportOptions::default() }).contains("confidence intervals]")
+    };
+    assert!(explains(&profile, true) && explains(&profile, false));
+    profile.header.interval = 1;
+    for row in &mut profile.rows {
+        row.key.interval = 1;
+        (row.alloc, row.inuse) = (testing::sums(40, 512, 1), testing::sums(20, 512, 1));
+    }
+    assert!(!explains(&profile, true) && !explains(&profile, false));
 }
