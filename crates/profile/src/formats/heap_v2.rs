@@ -118,6 +118,8 @@ mod tests {
             assert!((total(&back) - total(&profile)).abs() <= 1.0, "{}", value.name());
         }
         assert_eq!(back.rows.len(), 2);
+        let subject = crate::report::subject(&back);
+        assert!(subject.ends_with("sampling interval unknown"), "the header has none: {subject}");
         assert_eq!(back.modules[0].path, profile.modules[0].path);
         // The call in `main`, computed from its return address.
         assert_eq!(back.rows[0].key.stack.frames.last().expect("frames").address, 0x5555_0000_1000);

@@ -58,7 +58,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
         }
     }
-    Ok(profile(interval, found, mappings))
+    let mut profile = profile(interval, found, mappings);
+    if interval == Some(1) && is_own(&text) {
+        // The file does not tell the interval.
+        profile.header.interval = 0;
+        profile.rows.iter_mut().for_each(|row| row.key.interval = 0);
+    }
+    Ok(profile)
 }
 
 /// R from `heap_v2/524288`, or from gperftools' `heap profile: … @ heap_v2/524288`; `None` for `heapprofile`, which
@@ -70,6 +76,16 @@ fn interval(header: &str) -> Result<Option<u64>, ContentError> {
     }
     let interval = kind.strip_prefix("heap_v2/").and_then(|interval| interval.trim().parse().ok());
     interval.filter(|&interval| interval > 0).map(Some).ok_or(ContentError::NoInterval)
+}
+
+/// Whether heapbpf wrote a profile whose header says R = 1: whatever its interval was, it writes that, and no lines for
+/// threads, which jemalloc does.
+fn is_own(text: &str) -> bool {
+    let is_of_thread = |line: &str| {
+        let number = line.trim_start().strip_prefix('t');
+        number.is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()))
+    };
+    text.starts_with("heap_v2/") && !text.lines().any(is_of_thread)
 }
 
 fn stack_addresses(text: &str) -> Option<Vec<u64>> {

@@ -58,7 +58,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
             most_lines(context),
         ));
     }
-    if let Some(next) = next(context, groups, !found.suspects.is_empty()) {
+    if let Some(next) = next(context, groups, &found.suspects) {
         lines.extend(said(context, "next", &next, Style::Bold));
     }
     lines
@@ -192,7 +192,7 @@ pub(super) fn readable_file(context: &Context) -> String {
 }
 
 /// A command to continue with.
-fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
+fn next(context: &Context, groups: &[Group], suspects: &[Suspect]) -> Option<String> {
     let (profile, options) = (context.profile, context.options);
     let file = readable_file(context);
     let (first, file) = if file == NO_FILE { ("record with -o x.json, then ", "x.json") } else { ("", &*file) };
@@ -201,11 +201,16 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     if profile.header.samples_known && profile.header.interval > 1 && (1..FEW_SAMPLES).contains(&samples) {
         return Some(format!("{first}heapbpf plan {file} (few samples: find a better interval)"));
     }
-    let few = few_in_use(context).filter(|_| !suspects);
-    if few.is_some() {
-        return few;
+    if suspects.is_empty()
+        && let Some(few) = few_in_use(context)
+    {
+        return Some(few);
     }
-    if unnamed_share(context, groups) > UNNAMED {
+    let is_leaking = !suspects.is_empty() && !options.suspects && profile.header.live;
+    // A leak comes first, unless nobody could tell where it is.
+    let is_named = suspects.first().and_then(|first| first.stacks.first()).is_some_and(|it| !is_unnamed(context, it));
+    let leak_first = is_leaking && is_named;
+    if !leak_first && unnamed_share(context, groups) > UNNAMED {
         let is_missing = profile.modules.iter().any(|module| module.reason.is_some());
         return Some(if is_missing {
             "install the debug symbols named in the remarks below, then record again".into()
@@ -213,7 +218,7 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
             format!("{first}heapbpf report --symbolize {file} (many functions have no name)")
         });
     }
-    if suspects && !options.suspects && profile.header.live {
+    if is_leaking {
         let suspects = "heapbpf report --suspects";
         return Some(if has_ages {
             format!("{suspects} {file}")
@@ -260,15 +265,20 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '.'))
 }
 
-/// Share of the sorted value in stacks whose title has no name but may still get one through the build ID of its file.
+/// Whether a stack's title has no name but may still get one through the build ID of its file.
+fn is_unnamed(context: &Context, group: &Group) -> bool {
+    let title = group.shown.frames.first().map(|at| &group.row.key.stack.frames[*at]);
+    let file = title.filter(|title| title.function.is_none()).and_then(|title| title.module);
+    file.and_then(|file| context.profile.modules.get(file)).is_some_and(|file| file.build_id.is_some())
+}
+
+/// Share of the sorted value in stacks that are unnamed.
 fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
     let (mut all, mut unnamed) = (0.0, 0.0);
     for group in groups {
         let of = group.pool.total(context.sort);
         all += of;
-        let title = group.shown.frames.first().map(|at| &group.row.key.stack.frames[*at]);
-        let file = title.filter(|title| title.function.is_none()).and_then(|title| title.module);
-        if file.and_then(|file| context.profile.modules.get(file)).is_some_and(|file| file.build_id.is_some()) {
+        if is_unnamed(context, group) {
             unnamed += of;
         }
     }

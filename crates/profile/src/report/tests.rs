@@ -875,6 +875,14 @@ fn what_to_do_next_is_a_command() {
     assert!(next(&unnamed, of("x.json")).starts_with("heapbpf report --symbolize x.json"));
     unnamed.modules[1].reason = Some("it is stripped".into());
     assert!(next(&unnamed, of("x.json")).starts_with("install the debug symbols"));
+    // Where the leak has a name, the names of others can wait.
+    let mut others = leaking.clone();
+    (others.rows[3].alloc, others.rows[3].inuse) = (leaking.rows[0].alloc, leaking.rows[0].inuse);
+    others.rows[3].key.stack = unnamed.rows[0].key.stack.clone();
+    others.modules[1].reason = Some("it is stripped".into());
+    assert_eq!(next(&others, of("x.json")), "heapbpf report --suspects x.json");
+    let shown = ReportOptions { suspects: true, ..of("x.json") };
+    assert!(next(&others, shown).starts_with("install the debug symbols"));
 }
 
 /// With time windows, a process that was hooked throughout shows its count instead of an estimate that contradicts it.

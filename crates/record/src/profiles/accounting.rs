@@ -14,6 +14,7 @@ use sampler_ebpf::abi::Counters;
 
 use crate::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
 use crate::plan::SamplingPlan;
+use crate::profiles::snapshot::Measured;
 use crate::stats::{Attachment, Stats};
 
 /// Maximum number of names in a remark.
@@ -393,20 +394,33 @@ fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
 
 /// Number of samples to expect with the interval that is suggested when there were none.
 const WORTHWHILE_SAMPLES: u64 = 1000;
+/// Memory from before the recording that is worth counting, bytes: more than the start of a small program takes.
+const MUCH_OLDER: u64 = 1 << 20;
 
 /// Why a recording has no samples, and what would help. `None` if there are some, if none were wanted, or if all were
-/// lost, which other remarks report.
-pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: bool) -> Option<String> {
+/// lost, which other remarks report. `measured` tells what targets had in use before.
+pub fn without_samples(
+    counters: &Counters,
+    sampling: &SamplingPlan,
+    follow: bool,
+    measured: &[Measured],
+) -> Option<String> {
     if counters.sampled > counters.failed || sampling.interval == 0 {
         return None;
     }
     let (calls, bytes) = (exact_objects(counters), exact_bytes(counters));
     if calls == 0 {
         let children = if follow { "" } else { "; --no-follow leaves out its children" };
-        return Some(format!(
-            "no samples: no target called a known allocation function. It was idle, or has a heap of its own (Go, Java): \
-             heapbpf doctor --pid PID shows what is counted{children}"
-        ));
+        let older = measured.iter().filter_map(|it| Some((it.at_attach.inuse?.bytes, it.key.tgid))).max();
+        let advice = match older.filter(|(bytes, _)| *bytes >= MUCH_OLDER) {
+            Some((bytes, pid)) => format!(
+                "Process {pid} had up to {} in use before the recording: heapbpf census --pid {pid} counts it",
+                units::bytes(bytes as f64)
+            ),
+            None => "It was idle, or has a heap of its own (Go, Java): heapbpf doctor --pid PID shows what is counted"
+                .to_owned(),
+        };
+        return Some(format!("no samples: no target called a known allocation function. {advice}{children}"));
     }
     let trials = match sampling.criterion {
         Criterion::Bytes => bytes.max(1),
@@ -454,7 +468,10 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use sampler_ebpf::abi::ProcessKey;
+
     use super::*;
+    use crate::attaching::arenas::{AtAttach, InUse};
 
     #[test]
     fn heaps_of_runtimes_are_named_once_with_who_has_them() {
@@ -611,23 +628,45 @@ mod tests {
     #[test]
     fn a_recording_without_samples_says_why_and_what_would_help() {
         let bytes = by(Criterion::Bytes, 512 << 10);
-        let idle = without_samples(&Counters::default(), &bytes, true).unwrap();
+        let idle = without_samples(&Counters::default(), &bytes, true, &[]).unwrap();
         assert!(idle.contains("idle") && idle.contains("doctor") && !idle.contains("--no-follow"), "{idle}");
-        assert!(without_samples(&Counters::default(), &bytes, false).unwrap().contains("--no-follow"));
+        assert!(without_samples(&Counters::default(), &bytes, false, &[]).unwrap().contains("--no-follow"));
         let few = Counters { calls: 40, unsampled: 40, unsampled_bytes: 52_429, ..Counters::default() };
         assert_eq!(
-            without_samples(&few, &bytes, true).unwrap(),
+            without_samples(&few, &bytes, true, &[]).unwrap(),
             "no samples: 40 calls for 51.2 KiB were counted, where one sample per 512 KiB gives 0.10 samples on average. \
              Use a smaller interval (-i 32), or record longer"
         );
-        let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true).unwrap();
+        let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true, &[]).unwrap();
         assert!(
             allocations.contains("one sample in 1,000 allocations gives 0.04 samples")
                 && allocations.contains("(-i 1)")
         );
-        assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");
+        assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true, &[]), None, "none were wanted");
         let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
-        assert_eq!(without_samples(&sampled, &bytes, true), None);
+        assert_eq!(without_samples(&sampled, &bytes, true, &[]), None);
+    }
+
+    #[test]
+    fn of_an_idle_process_with_older_memory_the_census_is_named() {
+        let had = |tgid, bytes: Option<u64>| Measured {
+            process: 0,
+            key: ProcessKey { tgid, ..ProcessKey::default() },
+            blocks: Vec::new(),
+            share: 1.0,
+            at_attach: AtAttach { inuse: bytes.map(|bytes| InUse { blocks: 1, bytes }), ..AtAttach::default() },
+        };
+        let said = |measured: &[Measured]| {
+            without_samples(&Counters::default(), &by(Criterion::Bytes, 512 << 10), true, measured).unwrap()
+        };
+        assert_eq!(
+            said(&[had(1, None), had(2, Some(64 << 20)), had(3, Some(2 << 20))]),
+            "no samples: no target called a known allocation function. Process 2 had up to 64.0 MiB in use before the \
+             recording: heapbpf census --pid 2 counts it"
+        );
+        for unknown in [had(1, None), had(2, Some(MUCH_OLDER - 1))] {
+            assert!(said(&[unknown]).contains("heapbpf doctor"));
+        }
     }
 
     #[test]

@@ -123,9 +123,9 @@ impl Session {
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen = self.seen(&keys, last);
         let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
-        let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
+        let silence = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow, &measured);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
-        let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
+        let mut notes: Vec<String> = if is_open { silence().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(cut, &total, &daemon, &seen));
         notes.extend(self.unmatched().into_iter().chain(cpu_remark.flatten()));
         notes.extend(accounting::runtimes(processes.iter().chain(&idle)));

@@ -55,6 +55,18 @@ fn gperftools_text_is_read_too() {
     assert!((profile.rows[0].alloc.bytes / (655_360.0 * weight) - 1.0).abs() < 1e-12);
     let exact = parse(text.replace("heap_v2/524288", "heapprofile").as_bytes()).expect("every allocation");
     assert_eq!((exact.rows[0].inuse.bytes, exact.rows[0].alloc.objects), (196_608.0, 10.0));
+    assert!(crate::report::subject(&exact).ends_with("every allocation sampled"));
+}
+
+/// heapbpf writes 1 whatever the interval was; jemalloc means it.
+#[test]
+fn an_interval_of_one_is_believed_of_jemalloc() {
+    let subject = |text: &str| crate::report::subject(&parse(text.as_bytes()).expect("heap_v2"));
+    let jemallocs = JEMALLOC.replace("heap_v2/524288", "heap_v2/1");
+    assert!(subject(&jemallocs).ends_with("every allocation sampled"));
+    let ours = jemallocs.replace("  t0: 4: 262208 [0: 0]\n", "").replace("  t0: 3: 196608 [0: 0]\n", "");
+    assert!(subject(&ours).ends_with("sampling interval unknown"));
+    assert!(subject(JEMALLOC).ends_with("one sample per 512 KiB"));
 }
 
 /// The format cannot express it: a recording without frees looks as if nothing were in use.
