@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use heapbpf_profile::diff::{self, DiffOptions};
 use heapbpf_profile::escape::pretty_json;
-use heapbpf_profile::formats::WriteOptions;
+use heapbpf_profile::formats::{FormatError, WriteOptions};
 use heapbpf_profile::merge;
 use heapbpf_profile::page;
 use heapbpf_profile::value::Value;
@@ -71,7 +71,12 @@ enum Product {
 /// Checks an output file. Returns its path and what to write to it.
 fn product<'a>(file: &'a OutputFile, args: &DiffArgs) -> Result<(&'a Path, Product), PlanError> {
     let path = file.path.as_path();
-    let format = file.format(None)?;
+    let format = file.format(None).map_err(|error| match error {
+        FormatError::UnknownExtension { name, .. } => {
+            PlanError::Usage(format!("{name}: write -o json:{name}; a comparison can be written as html, csv or json"))
+        }
+        error => error.into(),
+    })?;
     Output::new(path, format, args.force).check()?;
     let product = match format.name() {
         "json" => Product::Json,

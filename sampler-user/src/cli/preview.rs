@@ -6,9 +6,10 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Parser;
+use heapbpf_attach::inline::service;
 use heapbpf_kernel::object;
-use heapbpf_profile::escape::pretty_json;
-use heapbpf_profile::model::Profile;
+use heapbpf_profile::escape::{escaped, pretty_json};
+use heapbpf_profile::model::{Process, Profile};
 use heapbpf_profile::read;
 use heapbpf_profile::report::subject;
 use heapbpf_profile::units;
@@ -18,6 +19,7 @@ use heapbpf_record::cost::measure;
 use heapbpf_record::output::{self, OutputError};
 use heapbpf_record::plan::Hook;
 use heapbpf_record::progress_line::during;
+use heapbpf_record::remarks::say;
 use heapbpf_record::terminal;
 use heapbpf_statistics::plan::{ClassPlan, Costs};
 
@@ -27,6 +29,7 @@ use super::error::PlanError;
 use super::pictures::Picture;
 use super::plan;
 use super::profiles;
+use super::record_args::TargetArgs;
 use super::values::Interval;
 use crate::run;
 use crate::view::TableOptions;
@@ -42,7 +45,7 @@ const LOOK_INTERVAL: u64 = 64 << 10;
 /// Shows the plan. Returns the exit status.
 ///
 /// # Errors
-/// The profile or process does not exist, or a file cannot be written.
+/// The profile or process does not exist, another recording counts the process, or a file cannot be written.
 pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
         return Err(PlanError::Usage("plan -i: the interval to compare with must be from 1 to 64MiB".into()).into());
@@ -52,13 +55,14 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     }
     let picture = args.plot.as_deref().map(|path| Picture::new(path, None, args.force)).transpose()?;
     let profile = match &args.profile {
-        Some(path) if !args.target.is_some() => profiles::open(path)?,
+        Some(path) if !args.target.is_some() => open(path)?,
         Some(_) => return Err(PlanError::Usage("plan takes a profile or running processes, not both".into()).into()),
         None => {
             let time = units::duration(args.duration);
             during(move || format!("recording for {time} to see what is allocated"), || look(args))?
         }
     };
+    check_seen(&profile, &args.target)?;
     let priced = during(|| "measuring what hooks cost on this machine".into(), || priced(args));
     let workload = workload(&profile, priced.hooks_inline);
     let classes = ClassPlan::best(&workload, interval, heapbpf_record::sampling::size_classes::first_size_like);
@@ -76,6 +80,42 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
         let width = terminal::width().unwrap_or(100);
         text(&preview, TableOptions { width, color, ..TableOptions::default() })
     })
+}
+
+/// Reads the profile to plan from. A number that is not the name of a file is most likely a process.
+fn open(path: &Path) -> anyhow::Result<Profile> {
+    let number = path.to_str().and_then(|name| name.parse::<u32>().ok());
+    if let Some(pid) = number.filter(|_| !path.exists()) {
+        let tip = format!("there is no file {}; to plan for process {pid}, use '--pid {pid}'", path.display());
+        return Err(PlanError::Usage(tip).into());
+    }
+    Ok(profiles::open(path)?)
+}
+
+/// Checks that calls were seen. Where a plan is still possible, a line says whose calls it lacks.
+fn check_seen(profile: &Profile, target: &TargetArgs) -> Result<(), PlanError> {
+    let Some((process, is_plannable)) = unseen(profile, &target.pids) else { return Ok(()) };
+    // A saved profile may be of another host, or of a process that has ended.
+    let (counts, service) =
+        if target.is_some() { ("counts", service::pointer_to(process.pid)) } else { ("counted", String::new()) };
+    let Process { pid, comm, .. } = process;
+    let what = format!("process {pid} ({comm}): another recording {counts} it from inside, so its calls were not seen");
+    if is_plannable {
+        say(escaped(&format!("this plan is incomplete: {what}{service}")));
+        return Ok(());
+    }
+    Err(PlanError::Blocked(format!("no plan: {what}{service}; plan from a profile of that recording")))
+}
+
+/// A process whose calls another recording hid, if there is one, and whether a plan is possible all the same: the user
+/// did not name it by its process ID (`pids`), and allocations of other processes were seen.
+fn unseen<'a>(profile: &'a Profile, pids: &[u32]) -> Option<(&'a Process, bool)> {
+    let unseen = || profile.processes.iter().filter(|process| process.was_unseen());
+    let named = unseen().find(|process| pids.contains(&process.pid));
+    let process = named.or_else(|| unseen().next())?;
+    let is_seen = |index: usize| profile.processes.get(index).is_some_and(|process| !process.was_unseen());
+    let sees_others = profile.rows.iter().any(|row| row.alloc.objects > 0.0 && is_seen(row.key.process));
+    Some((process, named.is_none() && sees_others))
 }
 
 /// Returns what hooks and samples cost: the given values, or those measured on this machine, or those of others. The
@@ -143,4 +183,38 @@ fn write_classes(path: &Path, force: bool, classes: &ClassPlan) -> anyhow::Resul
         out.write_all(&text).map_err(|source| OutputError::Io { path: path.to_path_buf(), source })
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_audit::Missing;
+    use heapbpf_profile::testing;
+
+    use super::*;
+
+    #[test]
+    fn there_is_no_plan_for_calls_that_another_recording_hid() {
+        let mut profile = testing::small();
+        let found = |profile: &Profile, pids: &[u32]| unseen(profile, pids).map(|(process, plan)| (process.pid, plan));
+        let [first, second] = [profile.processes[0].pid, profile.processes[1].pid];
+        assert_eq!(found(&profile, &[first]), None);
+        profile.processes[1].missing.push(Missing::unseen());
+        assert_eq!(found(&profile, &[]), Some((second, true)), "the other process was seen");
+        assert_eq!(found(&profile, &[first]), Some((second, true)));
+        assert_eq!(found(&profile, &[first, second]), Some((second, false)), "the user named it");
+        let target = TargetArgs { pids: vec![second], ..TargetArgs::default() };
+        let error = check_seen(&profile, &target).unwrap_err();
+        assert!(error.exit_status() == 1 && error.to_string().contains("another recording counts it"), "{error}");
+        profile.rows.retain(|row| row.key.process == 1);
+        assert_eq!(found(&profile, &[]), Some((second, false)), "nothing else was seen");
+    }
+
+    #[test]
+    fn a_number_that_is_no_file_is_a_process() {
+        let error = |name: &str| open(Path::new(name)).map(|_| ()).unwrap_err().to_string();
+        let number = error("4294967295");
+        assert!(number.contains("use '--pid 4294967295'"), "{number}");
+        let file = error("/no/such/4294967295");
+        assert!(file.starts_with("cannot read") && !file.contains("--pid"), "{file}");
+    }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool_or_install, turn};
 use heapbpf_tests::guardian::changed_bytes_of_libc;
 use heapbpf_tests::inline::{Hook, is_hooked, recorder};
 use heapbpf_tests::kernel::UprobeEvent;
@@ -257,7 +257,8 @@ fn a_second_heapbpf_hooks_inline() {
     side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 4].map(|at| ORDERS[at]));
 }
 
-/// A user who asks for a process that a service records need not record it again.
+/// A user who asks for a process that a service records need not record it again. Nothing can be planned from what
+/// another recording hides.
 #[test]
 fn a_service_that_hooks_the_process_is_pointed_to() {
     let case = "inline_tracers_a_service_that_hooks_the_process_is_pointed_to";
@@ -268,6 +269,10 @@ fn a_service_that_hooks_the_process_is_pointed_to() {
     assert!(is_hooked(pid), "{}", service.said());
     let messages = Recorder::of(pid, 4096).start().stop().stderr;
     assert!(messages.contains(&format!("it is already being recorded: heapbpf top http://{address}\n")), "{messages}");
+    let plan = Command::new(heapbpf()).args(["plan", "--pid", &pid.to_string()]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&plan.stderr);
+    assert!(said.contains(SEES_NOTHING) && said.contains(&format!("heapbpf top http://{address};")), "{said}");
+    assert!(plan.status.code() == Some(1) && plan.stdout.is_empty(), "{plan:?}");
     service.stop();
 }
 

@@ -19,8 +19,15 @@ const LISTENS: &str = "0A";
 /// Option on the command line of a service with TLS.
 const TLS: &[u8] = b"--tls-cert";
 
+/// The end of a message about a process that another heapbpf hooks inline: how to see what that one records. Empty if
+/// it does not listen.
+#[must_use]
+pub fn pointer_to(pid: u32) -> String {
+    of_hooks_in(pid).map(|url| format!("; it is already being recorded: heapbpf top {url}")).unwrap_or_default()
+}
+
 /// URL of the heapbpf that hooks a process inline, if it listens.
-pub fn of_hooks_in(pid: u32) -> Option<String> {
+fn of_hooks_in(pid: u32) -> Option<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let of_hooks = maps.lines().filter(|line| line.find("/memfd:").is_some_and(|at| blob_range(&line[at..]).is_some()));
     let hooks: HashSet<u64> = of_hooks.filter_map(|line| line.split_whitespace().nth(4)?.parse().ok()).collect();
@@ -90,6 +97,7 @@ mod tests {
         // Without hooks, nothing is found.
         assert_eq!(listening(std::process::id(), &HashSet::new()), None);
         assert_eq!((of_hooks_in(std::process::id()), scheme(std::process::id())), (None, "http"));
+        assert_eq!(pointer_to(std::process::id()), "");
         let of = |address: &str, state: &str| {
             super::listener(&format!("0: {address} 0:0 {state} 0:0 00:0 0 0 0 77 1"))
                 .map(|(address, _)| address.to_string())

@@ -99,12 +99,14 @@ pub enum FormatError {
     /// The JSON encoder failed, but not because of the destination.
     #[error("cannot write the profile as JSON: {0}")]
     Json(serde_json::Error),
-    /// No format has this extension.
-    #[error("{name}: no format has this extension; known ones are {known} (or choose one with --format)")]
+    /// Neither a name nor an extension says which format to write.
+    #[error("{name}: write -o {example}, or choose a format with --format; known ones are {known}")]
     UnknownExtension {
         /// File name.
         name: String,
-        /// Known extensions, separated by commas.
+        /// A similar output with a format.
+        example: String,
+        /// Known extensions, or names of formats for standard output, separated by commas.
         known: String,
     },
     /// No format has this name.
@@ -272,10 +274,10 @@ pub fn by_name(name: &str) -> Result<&'static Format, FormatError> {
     if let Some(absent) = ABSENT.iter().find(|absent| absent.name == name) {
         return Err(FormatError::NotBuilt(absent.name));
     }
-    FORMATS.iter().find(|format| format.name() == name).ok_or_else(|| FormatError::UnknownFormat {
-        name: name.into(),
-        known: FORMATS.iter().map(|format| format.name()).collect::<Vec<_>>().join(", "),
-    })
+    FORMATS
+        .iter()
+        .find(|format| format.name() == name)
+        .ok_or_else(|| FormatError::UnknownFormat { name: name.into(), known: known_names() })
 }
 
 /// Finds a format by the extension of a file name.
@@ -284,10 +286,18 @@ pub fn by_extension(path: &Path) -> Result<&'static Format, FormatError> {
     if let Some(absent) = ABSENT.iter().find(|absent| ending(absent.extensions, &name).is_some()) {
         return Err(FormatError::NotBuilt(absent.name));
     }
-    FORMATS
-        .iter()
-        .find(|format| extension_of(format, &name).is_some())
-        .ok_or_else(|| FormatError::UnknownExtension { name: path.display().to_string(), known: known_extensions() })
+    FORMATS.iter().find(|format| extension_of(format, &name).is_some()).ok_or_else(|| without_format(path))
+}
+
+/// The error for an output without a format. Standard output (`-`) has no extension, so its format must be named.
+fn without_format(path: &Path) -> FormatError {
+    let (example, known) = if path.as_os_str() == "-" {
+        ("folded:-".to_owned(), known_names())
+    } else {
+        let extension = FORMATS.first().map_or(".json", |format| format.extensions()[0]);
+        (path.with_extension(&extension[1..]).display().to_string(), known_extensions())
+    };
+    FormatError::UnknownExtension { name: path.display().to_string(), example, known }
 }
 
 /// Splits `FORMAT:FILE`. If the text before the colon is not a format name, everything is the file name, as for
@@ -315,6 +325,10 @@ pub fn extension_of(format: &Format, name: &str) -> Option<&'static str> {
 
 fn ending(extensions: &[&'static str], name: &str) -> Option<&'static str> {
     extensions.iter().copied().find(|extension| name.len() > extension.len() && name.ends_with(extension))
+}
+
+fn known_names() -> String {
+    FORMATS.iter().map(Format::name).collect::<Vec<_>>().join(", ")
 }
 
 fn known_extensions() -> String {
@@ -347,6 +361,18 @@ mod tests {
             for format in FORMATS {
                 assert!(format.extensions().iter().all(|extension| error.contains(extension)), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn an_output_without_a_format_is_told_what_to_write_before_all_formats_are_listed() {
+        let error = |file: &str| by_extension(Path::new(file)).map(|format| format.name()).unwrap_err().to_string();
+        assert!(error("-").starts_with("-: write -o folded:-, or "), "{}", error("-"));
+        assert!(FORMATS.iter().all(|format| error("-").contains(format.name())), "{}", error("-"));
+        let extension = FORMATS[0].extensions()[0];
+        for (file, example) in [("x", "x"), ("/a/x.txt", "/a/x"), ("x.gz", "x"), ("a.b/x", "a.b/x")] {
+            let text = error(file);
+            assert!(text.starts_with(&format!("{file}: write -o {example}{extension}, or ")), "{text}");
         }
     }
 

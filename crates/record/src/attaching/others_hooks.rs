@@ -153,9 +153,8 @@ impl Attaching {
         self.targets.hidden_since(pid, since_ns);
         self.others.watch(pid, monotonic_ns());
         let comm = comm_of(pid);
-        let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
-        let service = service.map(|url| format!("; it is already being recorded: heapbpf top {url}"));
-        let why = format!("process {pid} ({comm}): {why}{}", service.unwrap_or_default());
+        let service = if is_known || self.global { String::new() } else { service::pointer_to(pid) };
+        let why = format!("process {pid} ({comm}): {why}{service}");
         self.others.name(pid, comm);
         if !self.global && !is_known {
             log::warn!("{why}");
