@@ -42,7 +42,7 @@ async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     }
     let ended_early = recording.run(requests).await?;
     let made = recording.finish()?;
-    services.stop_answering();
+    services.stop_answering(&made);
     let outcome = recording.write(&made);
     services.finish(made);
     if let Some(why) = ended_early {

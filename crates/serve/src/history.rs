@@ -5,7 +5,7 @@ mod kept;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use heapbpf_profile::estimates::{Pool, exact};
@@ -57,7 +57,8 @@ impl Figures {
     fn of(profile: &Profile, pool: &Pool, process: Option<usize>) -> Self {
         let exact = exact(profile, process, Value::AllocSpace).map(|bytes| bytes as f64);
         let (alloc, counted) = (exact.unwrap_or_else(|| pool.total(Value::AllocSpace)), exact.is_some());
-        if !pool.knows(profile, Value::InuseSpace) {
+        // Without any sample, 0 would be an estimate from nothing.
+        if profile.rows.is_empty() || !pool.knows(profile, Value::InuseSpace) {
             return Self { alloc, counted, ..Self::UNKNOWN };
         }
         let Estimate { estimate, low, high, .. } = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
@@ -205,7 +206,9 @@ impl History {
             whole: Figures::of(profile, &Pool::whole(profile), None),
             largest,
         };
-        if let Some(keeper) = &mut self.keeper {
+        if let Some(keeper) = &mut self.keeper
+            && !profile.rows.is_empty()
+        {
             keeper.offer(&sample);
         }
         self.keep(sample);
@@ -297,6 +300,22 @@ impl History {
                 self.known.remove(&*known);
             }
         }
+    }
+}
+
+/// Adds the totals at the end of a run, and waits up to a second until they are on disk, if samples are kept there.
+/// `pause`: the longest planned time since the last totals.
+pub fn end(history: &Mutex<History>, last: &FinishedProfile, pause: Duration) {
+    let mut locked = history.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(keeper) = &mut locked.keeper {
+        // Also if the last minute has one.
+        keeper.last_ms = None;
+    }
+    locked.add(last, pause);
+    let keeper = locked.keeper.take();
+    drop(locked);
+    if let Some(keeper) = keeper {
+        keeper.finish();
     }
 }
 
@@ -518,6 +537,20 @@ mod tests {
         let slower = Duration::from_secs(25);
         history.add(&made(200, 6), slower);
         assert!(!history.recent[5].after_gap, "a longer pause was planned");
+    }
+
+    #[test]
+    fn before_the_first_sample_memory_in_use_is_not_known() {
+        let mut history = History::default();
+        let mut empty = made(100, 1);
+        empty.profile.rows.clear();
+        history.add(&empty, EVERY);
+        history.add(&made(110, 1), EVERY);
+        let past = history.answer(0, u64::MAX, &everything());
+        assert_eq!((past.inuse[0], past.low[0], past.high[0]), (None, None, None));
+        assert!(past.inuse[1].is_some() && past.low[1].is_some(), "{past:?}");
+        assert!(past.programs.iter().all(|program| program.inuse[0].is_none() && program.inuse[1].is_some()));
+        assert_eq!(past.alloc_per_second, [None, Some(0)], "what was counted is known");
     }
 
     #[test]

@@ -158,6 +158,11 @@ impl Routes {
         tokio::join!(self.0.remember_totals(), self.0.remember_profiles());
     }
 
+    /// Adds the totals at the end of the recording to the history. Later runs know them.
+    pub fn remember_last(&self, last: &FinishedProfile) {
+        history::end(&self.0.history, last, LONGEST_PAUSE);
+    }
+
     /// Answers a request.
     pub async fn answer<B>(self, request: Request<B>) -> Answer {
         // Requests have no bodies.

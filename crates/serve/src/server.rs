@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use heapbpf_host::privileges::restrict_server;
-use heapbpf_record::requests::RecordingHandle;
+use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
 use tokio::sync::oneshot;
 
 use super::connections;
@@ -24,6 +24,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(1);
 pub struct Server {
     address: SocketAddr,
     is_tls: bool,
+    routes: Routes,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,20 +44,26 @@ impl Server {
         let (address, is_tls) = (listen.address, listen.tls.is_some());
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
+        let routes = Routes::new(recording, listen.tokens, push, history);
+        let own_routes = routes.clone();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
-            let routes = Routes::new(recording, listen.tokens, push, history);
             restrict_server();
-            runtime.spawn(routes.clone().remember());
-            runtime.block_on(connections::serve(listen.socket, listen.tls, routes, stopped));
+            runtime.spawn(own_routes.clone().remember());
+            runtime.block_on(connections::serve(listen.socket, listen.tls, own_routes, stopped));
             runtime.shutdown_timeout(GRACE_PERIOD);
         })?;
-        Ok(Self { address, is_tls, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, is_tls, routes, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Returns the server's URL.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.address)
+    }
+
+    /// Stops the server. Its history ends with the recording's last profile.
+    pub fn finish(self, last: &FinishedProfile) {
+        self.routes.remember_last(last);
     }
 }
 

@@ -48,9 +48,11 @@ impl Services {
         self.server.as_ref().map(Server::url)
     }
 
-    /// Stops answering requests, because the recording is over.
-    pub fn stop_answering(&mut self) {
-        self.server = None;
+    /// Stops answering requests, because the recording is over. `last`: its last profile, whose totals later runs know.
+    pub fn stop_answering(&mut self, last: &FinishedProfile) {
+        if let Some(server) = self.server.take() {
+            server.finish(last);
+        }
     }
 
     /// Pushes the last profile, if profiles are pushed, and waits a few seconds for the queues to empty.

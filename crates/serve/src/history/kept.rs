@@ -1,12 +1,13 @@
-//! The history on disk, for later runs: at most one sample a minute, appended to a file. A full file replaces the one
-//! before it. Files are read once, at the start, and trusted no more than a target: what is damaged is left out.
+//! The history on disk, for later runs: at most one sample a minute, and one at the end, appended to a file. A full file
+//! replaces the one before it. Files are read once, at the start, and trusted no more than a target: what is damaged is
+//! left out.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::SystemTime;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, SystemTime};
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -37,6 +38,8 @@ const MOST_SAMPLE_BYTES: u64 = 512 << 10;
 const MOST_READ_BYTES: u64 = 256 << 20;
 /// Maximum number of samples that wait to be written.
 const MOST_WAITING: usize = 4;
+/// Maximum time that the end of a run waits until all samples are written.
+const WRITE_LIMIT: Duration = Duration::from_secs(1);
 /// Bytes before a compressed sample: its size, and its time.
 const HEADER: usize = 4 + 8;
 
@@ -282,12 +285,13 @@ impl KeptHistory {
     /// # Errors
     /// The system provides no thread.
     pub fn start(self) -> io::Result<History> {
-        let (keeper, samples) = Keeper::new();
+        let (keeper, samples, writing) = Keeper::new();
         let Self { mut history, writer } = self;
         history.keeper = Some(keeper);
         std::thread::Builder::new().name("history".into()).spawn(move || {
             restrict_sender();
             writer.run(&samples);
+            drop(writing);
         })?;
         Ok(history)
     }
@@ -297,16 +301,20 @@ impl KeptHistory {
 #[derive(Debug)]
 pub(super) struct Keeper {
     samples: SyncSender<KeptSample>,
+    /// Disconnected once all samples are written.
+    written: Receiver<()>,
     /// Time of the last sample that was sent.
-    last_ms: Option<u64>,
+    pub(super) last_ms: Option<u64>,
     /// Whether samples are missing since then.
     after_gap: bool,
 }
 
 impl Keeper {
-    fn new() -> (Self, Receiver<KeptSample>) {
-        let (samples, received) = sync_channel(MOST_WAITING);
-        (Self { samples, last_ms: None, after_gap: false }, received)
+    /// Also returns what the thread that writes gets: the samples, and what it drops after the last one.
+    fn new() -> (Self, Receiver<KeptSample>, Sender<()>) {
+        let ((samples, received), (writing, written)) = (sync_channel(MOST_WAITING), channel());
+        // Nothing of this run is on disk yet.
+        (Self { samples, written, last_ms: None, after_gap: true }, received, writing)
     }
 
     /// Sends a sample, if the last one is a minute old.
@@ -318,14 +326,24 @@ impl Keeper {
             self.after_gap = self.samples.try_send(KeptSample::of(sample, self.after_gap)).is_err();
         }
     }
+
+    /// Sends no more samples, and waits until all are written.
+    pub(super) fn finish(self) {
+        let Self { samples, written, .. } = self;
+        drop(samples);
+        if written.recv_timeout(WRITE_LIMIT) == Err(RecvTimeoutError::Timeout) {
+            log::warn!("the disk is too slow: the last totals may be missing in the next run");
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::Mutex;
 
     use super::super::tests::{everything, keep, made, scoped};
-    use super::super::{EVERY, Past};
+    use super::super::{EVERY, Past, end};
     use super::*;
 
     const NOW_MS: u64 = 1_000_000;
@@ -503,8 +521,30 @@ mod tests {
     }
 
     #[test]
+    fn a_short_run_leaves_its_first_figures_and_its_last() {
+        let spool = tempfile::tempdir().unwrap();
+        let history = Mutex::new(open(&spool).start().unwrap());
+        let mut empty = made(100, 1);
+        empty.profile.rows.clear();
+        for made in [empty, made(110, 2), made(120, 3)] {
+            history.lock().unwrap().add(&made, EVERY);
+        }
+        end(&history, &made(125, 4), EVERY);
+        // The directory is in use until all is written.
+        let kept = loop {
+            match KeptHistory::open_at(spool.path(), NOW_MS) {
+                Ok(kept) => break kept,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        let past = past(&kept);
+        assert_eq!((&*past.time_ms, &*past.after_gap), (&[110_000, 125_000][..], &[1, 0][..]));
+        assert!(past.inuse[0].is_some() && past.inuse[0] < past.inuse[1], "{past:?}");
+    }
+
+    #[test]
     fn a_sample_a_minute_is_written_and_gaps_between_them_stay() {
-        let (keeper, samples) = Keeper::new();
+        let (keeper, samples, _writing) = Keeper::new();
         let mut history = History { keeper: Some(keeper), ..History::default() };
         for second in [100, 110, 160, 190, 200, 210, 220] {
             history.add(&made(second, 1), EVERY);
