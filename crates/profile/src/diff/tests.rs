@@ -53,6 +53,7 @@ fn a_planted_leak_is_on_top() {
 /// pprof has no numbers of samples.
 #[test]
 fn the_direction_follows_from_the_figures_without_numbers_of_samples() {
+    type Holds = fn(f64, f64) -> bool;
     let (mut before, mut after) = (testing::small(), testing::small());
     before.header.samples_known = false;
     before.rows.iter_mut().for_each(|row| (row.alloc.samples, row.inuse.samples) = (0, 0));
@@ -62,7 +63,7 @@ fn the_direction_follows_from_the_figures_without_numbers_of_samples() {
     after.rows[1].inuse.bytes += 0.4;
     after.rows.remove(3);
     let found = diff(&before, &after, &options(Value::InuseSpace));
-    let expected: [(Direction, usize, fn(f64, f64) -> bool); 5] = [
+    let expected: [(Direction, usize, Holds); 5] = [
         (Direction::Shrank, 1, |was, is| is < was && is > 0.0),
         (Direction::Gone, 1, |was, is| was > 0.0 && is == 0.0),
         (Direction::New, 1, |was, is| was == 0.0 && is > 0.0),
