@@ -125,7 +125,7 @@ const ROWS: &[Row] = &[
     lasting("daemon-stopped", TORTURE, "with_heapbpf_stopped", 60)
         .promises("heapbpf stopped (SIGSTOP)", "losses counted, totals exact; targets right"),
     row("strace", TARGETS, "under_strace", [10, 1])
-        .promises("target under strace", "target right, strace goes on; probes if inline hooks cannot be"),
+        .promises("target under strace", "left alone, with the reason; target right, strace goes on"),
     row("gdb", TARGETS, "under_gdb", [10, 1])
         .promises("target under gdb", "target right, gdb goes on; probes if inline hooks cannot be"),
     row("seccomp", TARGETS, "under_seccomp", [10, 1])

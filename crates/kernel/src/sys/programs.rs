@@ -63,6 +63,10 @@ pub struct ProgramSpec<'a> {
     pub lines: Records<'a>,
 }
 
+/// How often a program is loaded at most. The verifier gives up with EAGAIN while the thread has a signal or is to stop
+/// for a tracer, perhaps another heapbpf. libbpf tries as often.
+const MOST_TRIES: usize = 5;
+
 /// Loads a program. The error contains the verifier's log.
 pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, String)> {
     let mut attr = zeroed();
@@ -85,7 +89,15 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
     // SAFETY: the command reads `insn_cnt` instructions, `func_info_cnt` and `line_info_cnt` records of their stated
     // sizes, all of which lie inside the slices, and a NUL-terminated string. There is no log buffer. It returns a
     // new descriptor.
-    match unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) } {
+    let mut try_to_load = || unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
+    let mut loaded = try_to_load();
+    for _ in 1..MOST_TRIES {
+        if !loaded.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
+            break;
+        }
+        loaded = try_to_load();
+    }
+    match loaded {
         Ok(fd) => Ok(fd),
         Err(error) => {
             let mut log = vec![0_u8; 1 << 24];

@@ -22,7 +22,7 @@ use heapbpf_probes::{AttachError, Runtime};
 
 use super::mapped::modules_of;
 use super::probes::{Attaching, is_alive};
-use super::taking_in::{TakenIn, forbid_probes};
+use super::taking_in::{TakenIn, forbid_any_probes, forbid_probes};
 use crate::plan::Targets;
 
 /// The remark about a command that is a Go program.
@@ -184,13 +184,13 @@ impl Attaching {
         if self.takes_in() {
             return Ok(());
         }
-        let probed: Vec<u32> = if self.global || self.shares {
-            host.processes().iter().map(|generation| generation.id.pid).collect()
+        let probed: Vec<(u32, Option<String>)> = if self.global || self.shares {
+            host.processes().iter().map(|it| (it.id.pid, forbid_any_probes(it.id.pid))).collect()
         } else {
-            targets.running.iter().map(|process| process.pid).collect()
+            targets.running.iter().map(|process| (process.pid, forbid_probes(process.pid))).collect()
         };
-        for pid in probed {
-            if let Some(why) = forbid_probes(pid) {
+        for (pid, forbidden) in probed {
+            if let Some(why) = forbidden {
                 bail!("process {pid} must not be probed: {why}; without --hook probe, heapbpf leaves it alone");
             }
         }

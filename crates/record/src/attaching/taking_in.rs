@@ -19,7 +19,7 @@ use heapbpf_kernel::control::CountedBy;
 use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
 use heapbpf_kernel::totals;
 use heapbpf_profile::units;
-use heapbpf_remote::Waiting;
+use heapbpf_remote::{Status, Waiting};
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
 
 use super::mapped::modules_of;
@@ -664,8 +664,28 @@ fn main_thread_cpu_ns(pid: u32) -> Option<u64> {
     Some(process.schedstat().ok()?.sum_exec_runtime)
 }
 
-/// Why probes would kill a process; `None` if they would not.
+/// Names of tracers that see no system calls: debuggers, which let a program run between breakpoints, and another
+/// heapbpf, which stops it for a moment.
+const BLIND_TO_CALLS: [&str; 4] = ["gdb", "lldb", "lldb-server", "heapbpf"];
+
+/// The program that traces a process and may see its system calls; `None` if there is none.
+fn tracer_of_calls(pid: u32) -> Option<String> {
+    let tracer = Status::read(&format!("/proc/{pid}/status")).ok().filter(|status| status.tracer != 0)?.tracer;
+    let exe = procfs::process::Process::new(i32::try_from(tracer).ok()?).and_then(|it| it.exe()).ok()?;
+    let name = exe.file_name()?.to_string_lossy().into_owned();
+    (!BLIND_TO_CALLS.contains(&&*name)).then_some(name)
+}
+
+/// Why probes of its own would harm a process; `None` if they would not.
 pub(super) fn forbid_probes(pid: u32) -> Option<String> {
+    // uretprobe(2), kernel 6.11: strace -c ends with SIGSEGV for its number, sandboxes refuse it.
+    let traced =
+        |tracer| format!("{tracer} traces it, and would see a system call that it does not know at each probed return");
+    forbid_any_probes(pid).or_else(|| tracer_of_calls(pid).map(traced))
+}
+
+/// Why probes would end a process, also those that serve others; `None` if they would not.
+pub(super) fn forbid_any_probes(pid: u32) -> Option<String> {
     let translated =
         |translator| format!("{translator} executes its code by translation, and it would end at the first breakpoint");
     let shadow_stack = shadow_stacks::forbid_return_probes(pid).map(str::to_owned);
