@@ -69,7 +69,12 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     let recorder = recorder.option("--hook", "probe").option("--spool", &spool.display().to_string());
     let (mut recording, address) = recorder.serve();
     assert_eq!(get(address, "/metrics").status, 200);
-    until("totals are kept, without capabilities", || fs::metadata(&totals).is_ok_and(|about| about.len() > 0));
+    let tasks = format!("/proc/{}/task", recording.pid());
+    until("the thread that keeps totals has no capabilities", || {
+        let tasks = fs::read_dir(&tasks).expect("it runs").flatten();
+        let mut statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+        statuses.any(|status| status.starts_with("Name:\thistory\n") && status.contains("CapPrm:\t0000000000000000\n"))
+    });
     restricted(recording.pid(), NEEDED | ADMIN);
     // A program that starts only now is hooked, with a library that no process has mapped yet.
     let libc = fs::read_to_string("/proc/self/maps").expect("our own");
@@ -83,6 +88,7 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
         get(address, "/metrics").metric_of("heapbpf_process_allocs_total", target.pid()).is_some_and(|n| n >= 2000.0)
     });
     recording.stop();
+    assert!(fs::metadata(&totals).is_ok_and(|about| about.len() > 0), "they are written without capabilities");
 }
 
 /// A helper process stops the processes that are hooked inline and suspends their seccomp filters, so the service
