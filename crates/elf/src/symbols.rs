@@ -27,7 +27,7 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// A function or variable of which only this is known. It has no name.
+    /// A function or variable without a name.
     #[must_use]
     pub const fn unnamed(address: u64, size: u64) -> Self {
         Self { address, size, exported: false, indirect: false, table: u8::MAX, name: 0 }

@@ -228,7 +228,7 @@ fn python_s_arenas_are_found_without_types() {
     assert_eq!(ranges, [POOLS - 0x2000..POOLS - 0x1000, POOLS..POOLS + 0x9000, POOLS + 0xa000..POOLS + 0xb000]);
 }
 
-/// Memory of which no page is there.
+/// Memory without any present page.
 struct Empty;
 
 impl Memory for Empty {

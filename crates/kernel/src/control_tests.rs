@@ -1,4 +1,4 @@
-//! Tests of which elements of the maps are written, without the maps.
+//! Checks which elements of the maps are written. No map is needed for that.
 
 use super::*;
 

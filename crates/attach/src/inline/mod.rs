@@ -95,7 +95,7 @@ pub struct InlineHooks {
     preparation: Arc<Mutex<Preparation>>,
     /// Prepares processes, and undoes that.
     aside: Aside<(ProcessKey, FileKey), Answer>,
-    /// Finished answers that nobody has fetched yet. Prepared processes have a map of their own.
+    /// Answers of the other thread that were not used yet. Prepared processes are in `prepared`.
     answers: HashMap<(ProcessKey, FileKey), Result<Vec<Site>, Refused>>,
     /// CPU time of that thread since the last [`Self::take_spent`].
     spent: Duration,

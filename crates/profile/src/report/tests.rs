@@ -324,12 +324,10 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     assert!(text.contains("at most 30.0 MiB was there before the recording"), "{text}");
 }
 
-/// The heap of a process in which nothing was counted is a sum, too.
-#[test]
-fn the_heap_of_an_idle_process_is_a_sum() {
+/// A heap that is known exactly.
+fn glibc_of_179_mib() -> Glibc {
     const MIB: u64 = 1 << 20;
-    let mut profile = testing::whole_host();
-    profile.idle[0].resident.as_mut().expect("measured").glibc = Some(Glibc {
+    Glibc {
         arenas: 1,
         blocks: 1_000,
         inuse_bytes: 150 * MIB,
@@ -337,7 +335,14 @@ fn the_heap_of_an_idle_process_is_a_sum() {
         resident_bytes: 179 * MIB,
         exact: true,
         ..Glibc::default()
-    });
+    }
+}
+
+/// The heap of a process in which nothing was counted is a sum, too.
+#[test]
+fn the_heap_of_an_idle_process_is_a_sum() {
+    let mut profile = testing::whole_host();
+    profile.idle[0].resident.as_mut().expect("measured").glibc = Some(glibc_of_179_mib());
     let texts = resident_texts(&profile, GroupBy::Program, 0.95);
     let expected = "the heap = 150 MiB in use in 1,000 blocks + 25.0 MiB free inside glibc + 5.00 MiB rounding of \
                     blocks and pages";
@@ -390,15 +395,7 @@ fn much_other_memory_has_the_name_of_a_known_runtime() {
 #[test]
 fn pythons_arenas_are_parts_of_the_heap() {
     const MIB: u64 = 1 << 20;
-    let glibc = Glibc {
-        arenas: 1,
-        blocks: 1_000,
-        inuse_bytes: 150 * MIB,
-        free_resident_bytes: 25 * MIB,
-        resident_bytes: 179 * MIB,
-        exact: true,
-        ..Glibc::default()
-    };
+    let glibc = glibc_of_179_mib();
     let (inuse_bytes, resident_bytes) = (100 * MIB, 120 * MIB);
     let python = PythonArenas { blocks: 200_000, inuse_bytes, inconsistent_bytes: 0, resident_bytes };
     let resident = Resident {
