@@ -2,9 +2,6 @@
 //! written.
 #![cfg_attr(fuzzing, no_main)]
 
-#[macro_use]
-#[path = "../shared/target.rs"]
-mod target;
 #[path = "../shared/profile.rs"]
 mod shared;
 
@@ -26,4 +23,4 @@ fn check(data: &[u8]) {
     shared::check(data, false, symbolize);
 }
 
-fuzz_target!(check);
+heapbpf_fuzz::fuzz_target!(check);

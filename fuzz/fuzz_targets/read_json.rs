@@ -1,10 +1,7 @@
 //! The profile reader, on heapbpf's JSON.
 #![cfg_attr(fuzzing, no_main)]
 
-#[macro_use]
-#[path = "../shared/target.rs"]
-mod target;
 #[path = "../shared/read.rs"]
 mod shared;
 
-fuzz_target!(shared::check);
+heapbpf_fuzz::fuzz_target!(shared::check);

@@ -1,9 +1,6 @@
 //! Symbol tables and debug information of a module: every address gets a name or a reason.
 #![cfg_attr(fuzzing, no_main)]
 
-#[macro_use]
-#[path = "../shared/target.rs"]
-mod target;
 #[path = "../shared/symbols.rs"]
 mod shared;
 
@@ -25,4 +22,4 @@ fn let_caught_panics_go_on() {
     }));
 }
 
-fuzz_target!(shared::check, init: let_caught_panics_go_on());
+heapbpf_fuzz::fuzz_target!(shared::check, init: let_caught_panics_go_on());

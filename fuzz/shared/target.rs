@@ -1,6 +1,8 @@
-//! Turns the check of a fuzz target into a program: one for libFuzzer, or, in a normal build, one that checks files.
+//! The library of the fuzz targets: turns the check of a target into a program, one for libFuzzer, or, in a normal build,
+//! one that checks files.
 
 /// The program's main function, with an optional initialization.
+#[macro_export]
 macro_rules! fuzz_target {
     ($check:path $(, init: $init:expr)?) => {
         #[cfg(fuzzing)]
@@ -9,7 +11,7 @@ macro_rules! fuzz_target {
         #[cfg(not(fuzzing))]
         fn main() {
             $($init;)?
-            target::replay($check);
+            $crate::replay($check);
         }
     };
 }

@@ -44,6 +44,18 @@ pub struct LivingThread {
     pub memory_users: u64,
     /// CPU time that it has used, ns. For the first thread, this includes the threads that have ended.
     pub cpu_ns: u64,
+    /// What the kernel does at its system calls ([`syscall_work`]). 0 on kernels without uretprobe(2): their probes
+    /// make no system calls.
+    pub syscall_work: u64,
+}
+
+/// Bits of the kernel's `thread_info.syscall_work`: `enum syscall_work_bit` in `include/linux/thread_info.h`, with the
+/// same values since Linux 5.11.
+pub mod syscall_work {
+    /// A tracer sees each call (bit `SYSCALL_TRACE`), or makes it in place of the kernel (`SYSCALL_EMU`).
+    pub const TRACED: u64 = (1 << 2) | (1 << 3);
+    /// The process may handle its own calls (Syscall User Dispatch).
+    pub const USER_DISPATCH: u64 = 1 << 5;
 }
 
 /// Key of a live block: an address in one address space. The address space is identified by the process that owns it.
@@ -246,6 +258,8 @@ pub struct KernelOffsets {
     pub task_cpu: u64,
     /// `signal_struct.sum_sched_runtime`
     pub signal_cpu: u64,
+    /// `task_struct.thread_info.syscall_work`; [`KernelOffsets::ABSENT`] without such a member, or without uretprobe(2)
+    pub task_syscall_work: u64,
 }
 
 impl KernelOffsets {

@@ -21,7 +21,7 @@ use crate::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use crate::cli::error::exit_status;
 use crate::cli::plan;
 use crate::cli::record_args::RecordArgs;
-use crate::doctor::cleaner;
+use crate::doctor::clean;
 use crate::{cli, demo, run as recording};
 
 /// Runs the command. `programs` are the BPF programs it contains: an ELF object, aligned to 8 bytes, or nothing.
@@ -37,8 +37,8 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     if let Some(task) = guardian::process::asked_for(std::env::args_os()) {
         return guardian::process::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
-    if let Some(daemon) = cleaner::asked_for(std::env::args_os()) {
-        return cleaner::run(daemon).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    if let Some(daemon) = clean::asked_for(std::env::args_os()) {
+        return clean::run(daemon).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     if let Some(task) = demangling::asked_for(std::env::args_os()) {
         return demangling::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
@@ -46,9 +46,9 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     report_crashes();
     use_built_in();
     return_what_is_free();
-    let wants_all = cli::short_help::wants_all(std::env::args_os());
+    let wants_all = cli::manual::wants_all(std::env::args_os());
     let words = cli::hints::guessed(std::env::args_os());
-    let matches = cli::short_help::command(wants_all).try_get_matches_from(words);
+    let matches = cli::manual::command(wants_all).try_get_matches_from(words);
     let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = cli.unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {

@@ -32,13 +32,13 @@ pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
 async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     let shows_progress = plan.recording.display.progress;
     let attach = || ActiveRecording::attach(plan.recording);
-    let mut recording = if shows_progress { during(|| "placing probes".into(), attach) } else { attach() }?;
+    let mut recording = if shows_progress { during(|| "attaching".into(), attach) } else { attach() }?;
     restrict_daemon(recording.needs());
     let (handle, requests) = RecordingHandle::new();
     let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;
     recording.begin();
     if let Some(url) = services.url() {
-        say(format!("listening on {url}"));
+        say(format!("listening on {url} (web page; /metrics for Prometheus, /debug/pprof/heap for pprof)"));
     }
     let ended_early = recording.run(requests).await?;
     let made = recording.finish()?;

@@ -1,5 +1,5 @@
 /* ROUNDS: allocations under call paths that are hard to unwind. Built with and without frame pointers and with -pg; the
- * functions on each path are its truth, `expected` in tests/stacks.rs. Each site is on one path only. */
+ * functions on each path are its truth, `expected` in tests/tests/company/stacks.rs. Each site is on one path only. */
 #include <alloca.h>
 #include <signal.h>
 #include <sys/time.h>

@@ -14,7 +14,7 @@ static void once(int site, void *p) {
 }
 /* Long enough for the daemon to take a sample in before there are many more. */
 static void pause_shortly(void) {
-  struct timespec pause = {0, 500000};
+  struct timespec pause = {0, 2000000};
   nanosleep(&pause, 0);
 }
 

@@ -2,8 +2,6 @@
  *
  * Prints "READY pid", then answers each line of its input with one of its own, "WALL_NS CPU_NS":
  *   run PAIRS SIZE    makes PAIRS pairs on each thread, DEPTH calls below main
- *   hold COUNT SIZE   allocates COUNT blocks and keeps them
- *   drop 0 0          frees them
  *   cold PAIRS SIZE   makes PAIRS pairs as in a program that also does other work: frees a random one of thousands of
  *                     live blocks, and fills the caches with other data and other code between two calls
  * CPU_NS is the sum of the threads' own CPU clocks, which excludes other work of the machine. */
@@ -16,12 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_THREADS = 64, MOST_HELD = 1 << 21 };
+enum { MOST_THREADS = 64 };
 static uint64_t pairs, size, cpu[MOST_THREADS];
 static int threads = 1, depth = 0;
 static pthread_barrier_t start, end;
-static void *held[MOST_HELD];
-static uint64_t held_count;
 
 static uint64_t now(clockid_t clock) {
   struct timespec t;
@@ -126,16 +122,15 @@ int main(int argc, char **argv) {
     char word[16];
     unsigned long long count, bytes;
     if (sscanf(line, "%15s %llu %llu", word, &count, &bytes) != 3) return 96;
-    uint64_t wall = now(CLOCK_MONOTONIC), spent = now(CLOCK_PROCESS_CPUTIME_ID);
+    uint64_t wall = now(CLOCK_MONOTONIC), spent = 0;
     size = bytes;
     if (!strcmp(word, "run")) {
       pairs = count;
       if (threads > 1) pthread_barrier_wait(&start);
       measured(0);
       if (threads > 1) pthread_barrier_wait(&end);
-      spent = 0;
       for (int i = 0; i < threads; i++) spent += cpu[i];
-    } else if (!strcmp(word, "cold")) {
+    } else {
       if (!other_code && !make_others()) return 95;
       for (int i = 0; i < LIVE; i++)
         if (!live[i]) live[i] = malloc(size);
@@ -143,12 +138,6 @@ int main(int argc, char **argv) {
       spent = now(CLOCK_THREAD_CPUTIME_ID);
       churn_cold();
       spent = now(CLOCK_THREAD_CPUTIME_ID) - spent;
-    } else {
-      if (!strcmp(word, "hold"))
-        while (count-- && held_count < MOST_HELD) held[held_count++] = malloc(size);
-      else
-        while (held_count) free(held[--held_count]);
-      spent = now(CLOCK_PROCESS_CPUTIME_ID) - spent;
     }
     answer(now(CLOCK_MONOTONIC) - wall, spent);
   }

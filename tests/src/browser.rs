@@ -2,19 +2,21 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::environment::tool_or_install;
+use crate::others::Beside;
 
 /// Timeout for anything on a page.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
 pub struct Browser {
-    child: Child,
+    /// The process that `sh` became, and with it the processes that it started.
+    _child: Beside,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     session: String,
@@ -48,7 +50,7 @@ impl Browser {
             .expect("sh runs");
         let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let mut browser = Self {
-            child,
+            _child: Beside(child),
             input,
             output: BufReader::new(output),
             session: String::new(),
@@ -248,16 +250,8 @@ const CUT_OFF: &str = "[...document.body.querySelectorAll('*')].filter(it => {
     return true;
 }).slice(0, 5).map(it => `${it.tagName}#${it.id}.${it.className}: ${Math.round(it.getBoundingClientRect().right)}`)";
 
-impl Drop for Browser {
-    fn drop(&mut self) {
-        // The process that `sh` became, and with it the processes that it started.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Decodes base64.
-fn base64(text: &str) -> Vec<u8> {
+/// Decodes Base64 (RFC 4648).
+pub fn base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
     let (mut bits, mut held) = (0u32, 0);

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::descriptors::open_paths;
 use crate::scrape::get;
 use crate::target::until;
 
@@ -82,13 +83,8 @@ impl Distinct {
     }
 
     /// How many of the programs a process has open.
-    ///
-    /// # Panics
-    /// If it has ended.
     pub fn open_in(&self, pid: u32) -> usize {
         let ours = self.dir.path().to_string_lossy().into_owned();
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
-        let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-        paths.filter(|path| path.to_string_lossy().starts_with(&ours)).count()
+        open_paths(pid).iter().filter(|path| path.to_string_lossy().starts_with(&ours)).count()
     }
 }

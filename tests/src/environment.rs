@@ -19,6 +19,11 @@ pub fn has_company() -> bool {
     test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("company-"))
 }
 
+/// A variable for heapbpf, if tests share two CPUs: a stop takes longer there than the 20 ms that users are promised.
+pub fn stop_limit() -> Option<(&'static str, &'static str)> {
+    has_company().then_some(("HEAPBPF_STOP_LIMIT_MS", "500"))
+}
+
 /// Waits for this test's turn. Returns `None` and logs the reason if the test has to be skipped.
 ///
 /// # Panics
@@ -93,18 +98,6 @@ pub fn libc_file() -> Option<PathBuf> {
         MMapPath::Path(path) if path.ends_with("libc.so.6") => Some(path),
         _ => None,
     })
-}
-
-/// Whether internal functions of libc have names here, from its own symbols or from a debug file.
-pub fn libc_has_names() -> bool {
-    let (Some(libc), Some(readelf)) = (libc_file(), tool("readelf")) else { return false };
-    let read = Command::new(readelf).args(["--wide", "--sections", "--notes"]).arg(libc).output();
-    let text = read.map(|read| String::from_utf8_lossy(&read.stdout).into_owned()).unwrap_or_default();
-    let own = text.contains(" .symtab ") || text.contains(" .gnu_debugdata ");
-    let build_id = text.lines().find_map(|line| line.split_once("Build ID: "));
-    let debug_file = build_id.and_then(|(_, id)| id.trim().split_at_checked(2));
-    own || debug_file
-        .is_some_and(|(first, rest)| Path::new(&format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")).exists())
 }
 
 /// The distribution's tool of this name. If it is missing, its package is installed (as root, on Debian). Returns

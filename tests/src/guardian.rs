@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
+use crate::target::{processes, status};
+
 /// The processes with this name and task that serve this heapbpf process.
 fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
     let wanted = [name, task, &heapbpf.to_string()].map(|word| word.as_bytes().to_vec());
@@ -11,9 +13,7 @@ fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
         let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         words.split(|byte| *byte == 0).take(wanted.len()).eq(&wanted)
     };
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(serves).collect()
+    processes().filter(serves).collect()
 }
 
 /// The guardians of a running or ended heapbpf: none, one, or another one while costs are measured.
@@ -28,15 +28,15 @@ pub fn threads_of(process: u32) -> Vec<u32> {
 }
 
 /// The cleaners of a running or ended heapbpf: one if it hooks processes inline. Leaves out their children, which stop
-/// processes.
+/// processes and may have ended by now.
 pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
     let all = serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"]);
-    let is_child = |process: &&u32| {
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
-        parent.is_some_and(|parent: u32| all.contains(&parent))
+    // One that has ended by now may have been a child.
+    let is_cleaner = |process: &&u32| {
+        let parent = status(**process, "PPid").and_then(|parent| parent.parse().ok());
+        parent.is_some_and(|parent: u32| !all.contains(&parent))
     };
-    all.iter().filter(|process| !is_child(process)).copied().collect()
+    all.iter().filter(is_cleaner).copied().collect()
 }
 
 /// The process that demangles names for a running heapbpf.
@@ -84,10 +84,11 @@ pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
     log.lines().filter(|line| line.contains("leaking uprobe") && is_of(line)).map(Into::into).collect()
 }
 
-/// Number of bytes of a process's C library code that differ from the file: probes, or what inline hooks left.
+/// Number of bytes of a process's C library code that differ from the file: probes, or what inline hooks left. Code
+/// that moves while it is read differs.
 ///
 /// # Panics
-/// If its code cannot be read.
+/// If its mappings or the file cannot be read.
 pub fn changed_bytes_of_libc(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let is_code = |line: &&str| line.contains("r-xp") && line.contains("/libc.so");
@@ -103,9 +104,9 @@ fn changed_bytes(pid: u32, line: &str) -> usize {
     let (start, end) = words[0].split_once('-').map(|(start, end)| (number(start), number(end))).expect("a range");
     let read = |path: &str, at: u64| {
         let mut bytes = vec![0; (end - start) as usize];
-        std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)).expect("code can be read");
-        bytes
+        std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)).map(|()| bytes)
     };
-    let (now, file) = (read(&format!("/proc/{pid}/mem"), start), read(words[5], number(words[2])));
+    let file = read(words[5], number(words[2])).expect("the file can be read");
+    let Ok(now) = read(&format!("/proc/{pid}/mem"), start) else { return file.len() };
     now.iter().zip(file).filter(|(now, file)| **now != *file).count()
 }

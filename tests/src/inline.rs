@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::output::{Profile, Stats};
 use crate::recorder::{Recorder, Recording};
-use crate::target::{PATIENCE, Target};
+use crate::target::{PATIENCE, Target, processes, status};
 use crate::truth::Truth;
 
 /// A way of hooking.
@@ -50,17 +50,13 @@ pub fn base(pid: u32) -> u64 {
     base.expect("it is mapped")
 }
 
-/// Where a debugger makes a thread continue, with which registers and instructions.
+/// Where a debugger makes a thread continue, and with which registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The instruction pointer.
     pub ip: u64,
-    /// The first argument. If there is none, all registers are useless.
+    /// The first argument; `u64::MAX`: a place on the stack. If there is none, all registers are useless.
     pub argument: Option<u64>,
-    /// The stack pointer, if it matters.
-    pub stack: Option<u64>,
-    /// The instructions to write there.
-    pub code: &'static [u8],
     /// A signal to send to the thread there.
     pub sent: i32,
 }
@@ -68,7 +64,7 @@ pub struct Place {
 impl Place {
     /// An address, with useless registers.
     pub const fn at(ip: u64) -> Self {
-        Self { ip, argument: None, stack: None, code: &[], sent: 0 }
+        Self { ip, argument: None, sent: 0 }
     }
 }
 
@@ -78,9 +74,6 @@ impl Place {
 /// If the kernel refuses.
 #[cfg(target_arch = "x86_64")]
 pub fn goes_on_at(pid: u32, place: &Place) {
-    use std::os::unix::fs::FileExt as _;
-
-    let memory = std::fs::File::options().write(true).open(format!("/proc/{pid}/mem")).expect("its memory");
     let pid = pid.cast_signed();
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their
@@ -93,15 +86,20 @@ pub fn goes_on_at(pid: u32, place: &Place) {
         if let Some(argument) = place.argument {
             // Set up the stack as at a call.
             registers.rsp = ((registers.rsp - 1024) & !15) - 8;
-            registers.rdi = if argument == u64::MAX { registers.rsp } else { argument };
+            registers.rdi = argument;
+            if argument == u64::MAX {
+                // No block is there, but what looks like the size of a small one.
+                registers.rdi = registers.rsp + 64;
+                let at = std::ptr::without_provenance_mut::<libc::c_void>(registers.rdi as usize - 8);
+                let size = std::ptr::without_provenance_mut::<libc::c_void>(0x21);
+                assert_eq!(libc::ptrace(libc::PTRACE_POKEDATA, pid, at, size), 0);
+            }
         } else {
             let before = registers;
             registers = std::mem::zeroed();
             (registers.cs, registers.ss, registers.eflags) = (before.cs, before.ss, before.eflags);
             (registers.fs_base, registers.gs_base) = (before.fs_base, before.gs_base);
         }
-        registers.rsp = place.stack.unwrap_or(registers.rsp);
-        memory.write_all_at(place.code, place.ip).expect("a debugger writes wherever it likes");
         // It is no longer in a system call.
         (registers.rip, registers.orig_rax) = (place.ip, u64::MAX);
         assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, none, &raw mut registers), 0);
@@ -117,10 +115,8 @@ pub fn hooked_files(pid: u32) -> Vec<String> {
 
 /// Processes with pages that jump to code of inline hooks.
 pub fn hooked_processes() -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let maps = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    pids.filter(|pid| !hooked_files_in(&maps(pid)).is_empty()).collect()
+    processes().filter(|pid| !hooked_files_in(&maps(pid)).is_empty()).collect()
 }
 
 fn hooked_files_in(maps: &str) -> Vec<String> {
@@ -236,9 +232,8 @@ pub fn counted_exactly(stats: &Stats, truth: &Truth) {
 /// # Panics
 /// If it has ended.
 pub fn limit_addresses(pid: u32, more_bytes: u64) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the target runs");
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
-    let size: u64 = size.and_then(|kib| kib.parse().ok()).expect("the kernel tells it");
+    let size = status(pid, "VmSize").expect("the target runs");
+    let size: u64 = size.trim_end_matches(" kB").parse().expect("a number");
     let most = (size << 10) + more_bytes;
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the kernel reads the limit, and does not write the old one.

@@ -5,6 +5,9 @@ use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::target::{PATIENCE, processes};
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
@@ -90,9 +93,7 @@ pub fn links_to(pid: u32, file: &Path) -> usize {
 
 /// Processes that hold links to a file, as far as the kernel reports them.
 pub fn holders_of_links_to(file: &Path) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| links_to(*pid, file) > 0).collect()
+    processes().filter(|pid| links_to(*pid, file) > 0).collect()
 }
 
 fn infos(pid: u32) -> impl Iterator<Item = String> {
@@ -186,13 +187,7 @@ pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
 pub fn orphaned_links() -> BTreeSet<u32> {
     // First, because a process that makes a link during the scan may already have been passed.
     let all = links();
-    let held: BTreeSet<u32> = std::fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .flat_map(links_of)
-        .collect();
+    let held: BTreeSet<u32> = processes().flat_map(links_of).collect();
     all.difference(&held).copied().collect()
 }
 
@@ -208,13 +203,11 @@ pub fn new_orphaned_links(before: &BTreeSet<u32>) -> BTreeSet<u32> {
 }
 
 fn that_stay(mut left: BTreeSet<u32>, there: fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
-    for _ in 0..100 {
-        if left.is_empty() {
-            break;
-        }
+    let start = Instant::now();
+    while !left.is_empty() && start.elapsed() < *PATIENCE {
         left = left.intersection(&there()).copied().collect();
         if !left.is_empty() {
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
     left

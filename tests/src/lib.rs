@@ -10,7 +10,7 @@ pub mod cgroup;
 pub mod checks;
 pub mod constant;
 pub mod counting;
-mod descriptors;
+pub mod descriptors;
 pub mod distinct;
 pub mod doctor;
 pub mod document;

@@ -1,6 +1,6 @@
 //! The files that heapbpf writes, read only by their documented format: the `.json` profile and `--stats`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -200,6 +200,11 @@ impl Stack {
         self.frames.iter().any(|frame| frame.function.as_deref() == Some(function))
     }
 
+    /// The functions, innermost first; `?` without a name.
+    pub fn names(&self) -> Vec<&str> {
+        self.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
+    }
+
     /// The `site_NN` that the stack belongs to.
     pub fn site(&self) -> Option<&str> {
         self.frames.iter().filter_map(|frame| frame.function.as_deref()).find(|name| name.starts_with("site_"))
@@ -244,7 +249,25 @@ pub struct Profile {
     pub counters: BTreeMap<String, serde_json::Value>,
 }
 
+/// A frame as shown: function, file, line, and whether it is inlined.
+pub type Shown = (Option<String>, Option<String>, Option<u32>, bool);
+
 impl Profile {
+    /// Why stacks were cut.
+    pub fn cuts(&self) -> BTreeSet<String> {
+        self.stacks.iter().filter_map(|stack| stack.cut.clone()).collect()
+    }
+
+    /// Number of samples by stack, as shown.
+    pub fn shown(&self) -> BTreeMap<Vec<Shown>, u64> {
+        let frame = |it: &Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
+        let mut shown = BTreeMap::new();
+        for stack in &self.stacks {
+            *shown.entry(stack.frames.iter().map(frame).collect()).or_default() += stack.samples;
+        }
+        shown
+    }
+
     /// How far the counts of all processes may be ahead of the profile.
     pub fn slack(&self) -> Slack {
         let add = |sum: Slack, process: &Process| Slack {
@@ -252,6 +275,11 @@ impl Profile {
             sampled_bytes: sum.sampled_bytes + process.slack.sampled_bytes,
         };
         self.processes.iter().fold(Slack::default(), add)
+    }
+
+    /// Whether a process is listed.
+    pub fn has(&self, pid: u32) -> bool {
+        self.processes.iter().any(|process| process.pid == pid)
     }
 
     /// A process by its id. If it has several process generations, returns the last.

@@ -114,9 +114,13 @@ pub fn says_that_records_are_missing(gzipped: &[u8]) -> bool {
     })
 }
 
-fn unpacked(gzipped: &[u8]) -> Vec<u8> {
+/// Decompresses gzip, and checks that it is whole.
+///
+/// # Panics
+/// If it is not.
+pub fn unpacked(gzipped: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
+    flate2::read::MultiGzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
     bytes
 }
 

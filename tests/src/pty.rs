@@ -4,15 +4,17 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+use crate::others::Beside;
 
 /// Number of reads per second.
 const READS: u32 = 20;
 
 /// A program in a pseudo-terminal. Killed when dropped.
 pub struct SlowTerminal {
-    child: Child,
+    child: Beside,
     ours: File,
     bytes_a_second: u32,
     /// Bytes that have come over the link.
@@ -50,12 +52,12 @@ impl SlowTerminal {
             });
         }
         let child = command.spawn()?;
-        Ok(Self { child, ours: ours.into(), bytes_a_second, shown: Vec::new() })
+        Ok(Self { child: Beside(child), ours: ours.into(), bytes_a_second, shown: Vec::new() })
     }
 
     /// The program's process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Presses keys.
@@ -93,17 +95,10 @@ impl SlowTerminal {
         const STEP: Duration = Duration::from_millis(500);
         for _ in 0..patience.as_millis() / STEP.as_millis() {
             self.read_for(STEP);
-            if let Ok(Some(status)) = self.child.try_wait() {
+            if let Ok(Some(status)) = self.child.0.try_wait() {
                 return Some(status);
             }
         }
         None
-    }
-}
-
-impl Drop for SlowTerminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

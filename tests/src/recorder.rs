@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::environment::{has_company, heapbpf};
+use crate::environment::{heapbpf, stop_limit};
 use crate::output::{self, Profile, Stats};
 use crate::refusing::{Faults, Linking, fail_calls, run_on};
-use crate::target::{Lines, until, wait};
+use crate::target::{Lines, Target, until, wait};
+use crate::truth::Truth;
 use crate::{checks, kernel};
 
 /// The line that heapbpf prints when its probes are in place.
@@ -82,6 +83,11 @@ impl Recorder {
     pub fn flag(mut self, flag: &str) -> Self {
         self.arguments.push(flag.into());
         self
+    }
+
+    /// Adds several arguments.
+    pub fn flags(self, flags: &[&str]) -> Self {
+        flags.iter().fold(self, |recorder, flag| recorder.flag(flag))
     }
 
     /// Adds an option and its value. `--seed` replaces the default seed.
@@ -159,10 +165,7 @@ impl Recorder {
             command.arg("--").args(&self.command);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if has_company() {
-            // Tests share two CPUs, so a stop takes longer than the 20 ms that users are promised.
-            command.env("HEAPBPF_STOP_LIMIT_MS", "500");
-        }
+        command.envs(stop_limit());
         let heed_interrupts = || {
             for signal in [libc::SIGINT, libc::SIGHUP] {
                 // SAFETY: `signal` with the default action is async-signal-safe, as needed between fork and exec.
@@ -214,6 +217,26 @@ impl Recorder {
         Err(format!("({status}):\n{}", said.join("\n")))
     }
 
+    /// Records a program from READY to its report, and ends as Ctrl-C would.
+    ///
+    /// # Panics
+    /// If heapbpf fails, or the program ends without a report.
+    pub fn record(self, target: &mut Target) -> (Outcome, Truth) {
+        let recording = self.start();
+        let truth = target.run();
+        (recording.stop(), truth)
+    }
+
+    /// Like [`Recorder::record`], with the results ([`Outcome::results`]).
+    ///
+    /// # Panics
+    /// As [`Recorder::record`], or if the results contradict themselves.
+    pub fn results_of(self, target: &mut Target) -> (Profile, Stats, Truth) {
+        let (outcome, truth) = self.record(target);
+        let (profile, stats) = outcome.results();
+        (profile, stats, truth)
+    }
+
     /// Starts heapbpf with `--listen` on a loopback port, and also returns the address.
     ///
     /// # Panics
@@ -224,7 +247,7 @@ impl Recorder {
             // Other messages may come first.
             let line = recording.next_line();
             if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
-                break address.to_owned();
+                break address.split(' ').next().unwrap_or_default().to_owned();
             }
         };
         (recording, address.parse().expect("an address"))
@@ -285,15 +308,29 @@ pub struct Recording {
     dir: TempDir,
 }
 
-/// Waits until a number no longer changes. Links are made one right after the other, but a busy machine may delay that.
-fn settled(what: &str, mut number: impl FnMut() -> usize) {
+/// Waits until a number that heapbpf changes stays the same. Links are made one right after the other, but on a busy
+/// machine a thread that makes them may wait for a CPU or for the kernel for long: what is seen meanwhile is no
+/// evidence.
+fn settled(what: &str, heapbpf: u32, mut number: impl FnMut() -> usize) {
     let (mut before, mut equal) = (0, 0);
     until(what, || {
         std::thread::sleep(Duration::from_millis(100));
+        let is_idle = sleeps(heapbpf);
         let now = number();
-        equal = if std::mem::replace(&mut before, now) == now { equal + 1 } else { 0 };
+        if std::mem::replace(&mut before, now) != now {
+            equal = 0;
+        } else if is_idle {
+            equal += 1;
+        }
         equal == 3
     });
+}
+
+/// Whether all threads of a process wait for events: none runs, waits for a CPU, or is busy in the kernel.
+fn sleeps(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S')))
 }
 
 impl Recording {
@@ -313,7 +350,7 @@ impl Recording {
         let pid = self.pid();
         let added = |known: &BTreeSet<u32>| kernel::links_of(pid).difference(known).next().is_some();
         until("links for a child", || added(&self.links));
-        settled("all links for the child", || kernel::links_of(pid).len());
+        settled("all links for the child", pid, || kernel::links_of(pid).len());
         self.links.extend(kernel::links_of(pid));
     }
 
@@ -327,7 +364,7 @@ impl Recording {
             return self.await_more_links();
         }
         until("links of a file", || kernel::links_to(pid, file) > 0);
-        settled("all links of a file", || kernel::links_to(pid, file));
+        settled("all links of a file", pid, || kernel::links_to(pid, file));
         self.links.extend(kernel::links_of(pid));
     }
 
@@ -472,13 +509,31 @@ impl Outcome {
         (profile, stats)
     }
 
+    /// What `heapbpf report` shows of the profile.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn report(&self, arguments: &[&str]) -> String {
+        self.report_of("profile.json", arguments)
+    }
+
+    /// What `heapbpf report` shows of one of the files.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn report_of(&self, file: &str, arguments: &[&str]) -> String {
+        let mut command = Command::new(heapbpf());
+        let output = command.arg("report").args(arguments).arg(self.file(file)).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
     /// A warning not to trust figures, on standard output or error, in the profile's notes, or in its report.
     ///
     /// # Panics
     /// If there is no profile.
     pub fn alarm(&self) -> Option<String> {
-        let report = Command::new(heapbpf()).arg("report").arg(self.file("profile.json")).output().expect("it runs");
-        let report = String::from_utf8_lossy(&report.stdout).into_owned();
+        let report = self.report(&[]);
         assert!(report.contains("in use"), "{report}");
         let profile: Profile = output::read(&self.file("profile.json"));
         let texts = [&self.stdout, &self.stderr, &report, &profile.notes.join("\n")];

@@ -1,8 +1,11 @@
 //! A minimal HTTP/1.1 client for a serving heapbpf, which gives tests control over every byte.
 
 use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::target::PATIENCE;
@@ -34,6 +37,17 @@ impl Answer {
         let series = format!("{name}{{pid=\"{pid}\",");
         self.text().lines().find_map(|line| line.strip_prefix(&series)?.rsplit_once(' ')?.1.parse().ok())
     }
+}
+
+/// Writes a file of tokens with these permissions, and returns its path.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn token_file(dir: &Path, mode: u32, text: &str) -> String {
+    let path = dir.join("tokens");
+    fs::write(&path, text).expect("our own directory");
+    fs::set_permissions(&path, Permissions::from_mode(mode)).expect("our own file");
+    path.display().to_string()
 }
 
 /// Requests `path`.

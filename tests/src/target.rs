@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::others::Beside;
 use crate::truth::Truth;
 
 /// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long. On slower, emulated
@@ -72,13 +73,51 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A field of the `status` file of a process or a thread; `None` if it has ended.
+pub fn status(pid: u32, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().to_owned())
+}
+
+/// The fields of a process's `stat` file, beginning with its state (field 3 of proc(5)).
+///
+/// # Panics
+/// If it does not run.
+pub fn stat(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    stat.rsplit(") ").next().unwrap_or_default().split_whitespace().map(Into::into).collect()
+}
+
+/// The state of a process (proc(5)); `None` if it has ended.
+pub fn state_of(pid: u32) -> Option<char> {
+    status(pid, "State")?.chars().next()
+}
+
+/// The process that traces a process, or 0.
+pub fn tracer_of(pid: u32) -> u32 {
+    status(pid, "TracerPid").and_then(|pid| pid.parse().ok()).unwrap_or(0)
+}
+
+/// The processes of the host.
+pub fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The children of a process.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let lists: Vec<String> = lists.collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
 /// CPU time that a process has used.
 ///
 /// # Panics
 /// If it does not run.
 pub fn cpu_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
+    let fields = stat(pid);
     // utime and stime, fields 14 and 15 of proc(5).
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
     // SAFETY: `sysconf` takes a plain integer.
@@ -104,7 +143,7 @@ pub fn wait(child: &mut Child, what: &str) -> ExitStatus {
 
 /// A started program that waits after READY. Killed when dropped.
 pub struct Target {
-    child: Child,
+    child: Beside,
     stdin: Option<ChildStdin>,
     lines: Lines,
 }
@@ -129,7 +168,7 @@ impl Target {
             .spawn()
             .unwrap_or_else(|e| panic!("{}: {e}", command.get_program().display()));
         let lines = Lines::of(child.stdout.take().expect("piped"));
-        let target = Self { stdin: child.stdin.take(), child, lines };
+        let target = Self { stdin: child.stdin.take(), child: Beside(child), lines };
         let first = target.lines.next().unwrap_or_default();
         assert!(first.starts_with("READY "), "instead of READY: {first:?}");
         target
@@ -137,7 +176,7 @@ impl Target {
 
     /// Process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Lets the program continue: to its sites after READY, to its next step, or to its end after the report.
@@ -183,6 +222,15 @@ impl Target {
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("not a report: {e}: {line}"))
     }
 
+    /// Waits for the report of `churn`, and returns how many bytes it has allocated.
+    ///
+    /// # Panics
+    /// If it exits without a report.
+    pub fn churned_bytes(&self) -> f64 {
+        let report: serde_json::Value = serde_json::from_str(&self.line()).expect("a report");
+        report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
+    }
+
     /// Lets the program continue to its sites, and waits for its report.
     pub fn run(&mut self) -> Truth {
         self.go();
@@ -194,7 +242,7 @@ impl Target {
     /// # Panics
     /// If it has ended. The message has its exit status and `last`, the last thing done to it.
     pub fn assert_runs(&mut self, last: &str) {
-        let ended = self.child.try_wait().expect("our child");
+        let ended = self.child.0.try_wait().expect("our child");
         assert!(ended.is_none(), "it came to harm: {ended:?}, after {last}");
     }
 
@@ -202,13 +250,6 @@ impl Target {
     pub fn end(mut self) -> ExitStatus {
         self.go();
         drop(self.stdin.take());
-        wait(&mut self.child, "the program")
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        wait(&mut self.child.0, "the program")
     }
 }

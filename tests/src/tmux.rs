@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::environment::tool;
-use crate::target::until;
+use crate::environment::{stop_limit, tool};
+use crate::target::{children_of, until};
 
 /// A tmux window. Its programs get SIGHUP when it is dropped.
 pub struct Tmux {
@@ -37,6 +37,7 @@ impl Tmux {
     fn call(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(&self.tmux);
         command.env("LC_ALL", "C.UTF-8").env("TERM", "xterm").env_remove("NO_COLOR").env_remove("TMUX");
+        command.envs(stop_limit());
         command.arg("-S").arg(self.dir().join("socket")).args(arguments);
         let output = command.output().expect("tmux runs");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -57,9 +58,7 @@ impl Tmux {
     /// # Panics
     /// If it runs none.
     pub fn program(&self) -> u32 {
-        let shell = self.shell();
-        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap_or_default();
-        children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a child of the shell")
+        children_of(self.shell()).first().copied().expect("a child of the shell")
     }
 
     /// What the window shows.

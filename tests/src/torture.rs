@@ -7,13 +7,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::cgroup::Cgroup;
-use crate::environment::{heapbpf, libc_file, skipped};
+use crate::doctor::clean;
+use crate::environment::{libc_file, skipped};
 use crate::guardian::changed_bytes_of_libc;
 use crate::inline::{Hook, is_hooked};
 use crate::kernel::{holders_of_links_to, orphaned_links};
 use crate::output::Stats;
 use crate::program::{library, program};
-use crate::recorder::{Outcome, Recorder, Recording};
+use crate::recorder::{Outcome, Recording};
 use crate::target::{Target, until};
 
 /// Variable that sets how often a row is repeated. By default, each row decides.
@@ -70,6 +71,27 @@ pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
     file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("there is space");
 }
 
+/// Tests a target with each way of hooking: starts it, calls `round`, checks that no link is left, lets the target end,
+/// and reports what `round` and the target returned. Ends if `round` returns `None`, because something is missing here.
+///
+/// # Panics
+/// If a link is left, or as [`seen`].
+pub fn with_each_hook<T>(
+    (fault, times): (&str, u32),
+    start: impl Fn() -> T,
+    ends_well: impl Fn(T) -> String,
+    mut round: impl FnMut(Hook, &mut T) -> Option<String>,
+) {
+    for hook in hooks() {
+        let before = orphaned_links();
+        let mut target = start();
+        let Some(what) = round(hook, &mut target) else { return };
+        no_link_is_orphaned(&before);
+        let answer = ends_well(target);
+        seen(fault, name_of(hook), times, &format!("{what}; nothing left, target right ({answer})"));
+    }
+}
+
 /// Reports that a part of a row did not run, both as a skipped test and in the rows.
 ///
 /// # Panics
@@ -77,11 +99,6 @@ pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
 pub fn not_run(fault: &str, hook: &str, why: &str) {
     skipped(fault, why);
     seen(fault, hook, 0, &format!("not run: {why}"));
-}
-
-/// A recording of one process without its children, hooked in one way.
-pub fn recorder(pid: u32, hook: Hook, interval: u64) -> Recorder {
-    crate::inline::recorder(pid, hook, interval)
 }
 
 /// A program that ends itself if anything is not as it left it: eight threads that check all their blocks, forks,
@@ -147,7 +164,7 @@ impl Unharmed {
 pub fn nothing_stays_in(pid: u32) {
     if is_hooked(pid) {
         until("doctor takes out what was left", || {
-            let _ = Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
+            clean(pid);
             !is_hooked(pid)
         });
     }
@@ -271,6 +288,31 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// An overlay file system, like a container's. Unmounted when dropped.
+pub struct Overlay(Small);
+
+impl Overlay {
+    /// Mounts the file system over `lower`. Its other directories are made in `dir`, and their names begin with `name`.
+    /// Returns `None` if that is not allowed here.
+    ///
+    /// # Panics
+    /// If the directories cannot be made.
+    pub fn mount(dir: &Path, name: &str, lower: &Path) -> Option<Self> {
+        let [upper, work, merged] = ["upper", "work", "merged"].map(|kind| dir.join(format!("{name}-{kind}")));
+        for made in [&upper, &work, &merged] {
+            std::fs::create_dir(made).expect("our own directory");
+        }
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let mounted = Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&merged).status();
+        mounted.is_ok_and(|status| status.success()).then(|| Self(Small(merged)))
+    }
+
+    /// The path of a file in it.
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.0.0.join(file)
     }
 }
 

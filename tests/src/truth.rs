@@ -33,6 +33,15 @@ pub struct Site {
 }
 
 impl Truth {
+    /// The report in the output of a command that heapbpf has started.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn in_output(text: &str) -> Self {
+        let line = text.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no report in {text:?}"));
+        serde_json::from_str(line).expect("a report")
+    }
+
     /// Number of successful allocations at all sites.
     pub fn allocs(&self) -> u64 {
         self.sites.iter().map(|site| site.allocs).sum()

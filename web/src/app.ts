@@ -2,7 +2,7 @@
 
 import { boxTexts, details } from "./details.ts";
 import { columnOf, growthDoc, profileDoc, significantShare, type Doc } from "./doc.ts";
-import { banner, button, byId, element, pause, renew } from "./dom.ts";
+import { banner, button, byId, element, painted, renew } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
 import { FlameGraph } from "./flame.ts";
 import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
@@ -81,7 +81,7 @@ export class App {
     byId("report-box").hidden = false;
     this.compared = data.growth ?? null;
     if (this.compared && !this.state.value) this.state.value = "growth";
-    await this.compare();
+    byId("connection").textContent = "";
     await this.take(data.profile);
     const current = () => ({ doc: this.view(), values: this.column().estimate });
     byId("export").replaceChildren(staticButtons(current, text));
@@ -99,7 +99,6 @@ export class App {
     const server = new Server(), history = new History();
     const timeline = new Timeline(byId("timeline"), byId("timeline-text"), (from, to) => this.mark(from, to));
     this.served = { server, history, timeline, moments: [] };
-    byId("connection").textContent = "waiting for the first profile";
     byId("token-form").addEventListener("submit", event => {
       event.preventDefault();
       server.setToken(byId<HTMLInputElement>("token").value.trim());
@@ -175,7 +174,8 @@ export class App {
     byId("memory-lines").replaceChildren(...lines);
     renew(byId("hooks"), hooks(data));
     // What is above the graph is painted before stacks are read, which takes long if there are many.
-    await pause();
+    await painted();
+    await this.compare();
     const doc = await profileDoc(data, this.state.frames);
     this.data = data;
     this.doc = doc;
@@ -349,7 +349,7 @@ export class App {
     const view = this.view(), { doc } = this, here = doc ? doc.sheet.id.indexOf(this.state.stack) : -1;
     const sizes = doc?.sizes && here >= 0 ? { smallest: doc.sizes.smallest[here], largest: doc.sizes.largest[here] } : undefined;
     renew(box, details({
-      sheet, stack, columns: view.columns, sizes, lifetimes: here >= 0 ? doc?.lifetimes?.[here] : null, growth: view.changes?.[stack],
+      sheet, stack, columns: view.columns, confidence: view.confidence, sizes, lifetimes: here >= 0 ? doc?.lifetimes?.[here] : null, growth: view.changes?.[stack],
       onClose: () => this.set({ stack: 0 }),
       onFunction: label => this.set({ of: sheet.names[label] }),
     }));

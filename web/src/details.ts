@@ -1,7 +1,7 @@
 // One stack: its figures, its source lines, its lifetimes and sizes.
 
 import { button, drawing, element } from "./dom.ts";
-import { bytes, count, figure, interval, known, percent, seconds, shown } from "./format.ts";
+import { bytes, count, figure, interval, intervalTitle, known, percent, seconds, shown } from "./format.ts";
 import type { Doc } from "./doc.ts";
 import type { Change, Column, Lifetimes, Sheet } from "./model.ts";
 
@@ -9,6 +9,7 @@ export interface Details {
   sheet: Sheet;
   stack: number;
   columns: Column[];
+  confidence: number;
   sizes?: { smallest: number; largest: number } | undefined;
   lifetimes?: Lifetimes | null | undefined;
   growth?: Change | undefined;
@@ -25,7 +26,7 @@ export function details(it: Details): HTMLElement {
   return element("div", {}, head, group, cut, figures(it), sizes(it), lifetimes(it.lifetimes), frames(it));
 }
 
-function figures({ columns, stack, growth }: Details): HTMLElement {
+function figures({ columns, confidence, stack, growth }: Details): HTMLElement {
   const rows = columns.map(column => {
     const ends = interval(known(column.low[stack]), known(column.high[stack]), column.info.unit);
     return element("tr", {}, element("th", { scope: "row" }, column.info.title),
@@ -41,7 +42,7 @@ function figures({ columns, stack, growth }: Details): HTMLElement {
     rows.push(element("tr", {}, element("th", { scope: "row" }, "growth is"), element("td", { class: "number" }, judged),
       element("td", { class: "dim" }, growth.q === null ? "" : qText(growth.q)), element("td")));
   }
-  return element("table", { class: "facts" }, element("caption", { class: "sr" }, "Figures with 95 % intervals"), element("tbody", {}, ...rows));
+  return element("table", { class: "facts" }, element("caption", { class: "sr" }, `Figures with ${intervalTitle(confidence)}s`), element("tbody", {}, ...rows));
 }
 
 /** A q-value, as far as its digits mean something. */
@@ -67,7 +68,7 @@ export function boxTexts(view: Doc, column: Column, node: number): string[] {
   const box = view.boxes.of(view, column, node);
   if (!box) return [];
   const ends = interval(box.low, box.high, column.info.unit);
-  return [ends && ends !== "exact" ? `95 % interval: ${ends}` : ends, box.lifetimes ? `Lifetimes: ${lifetimeText(box.lifetimes)}` : ""].filter(text => text);
+  return [ends && ends !== "exact" ? `${intervalTitle(view.confidence)}: ${ends}` : ends, box.lifetimes ? `Lifetimes: ${lifetimeText(box.lifetimes)}` : ""].filter(text => text);
 }
 
 const WIDE = 320, TALL = 110, EDGE = 260;

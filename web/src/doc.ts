@@ -15,6 +15,8 @@ export interface Doc {
   sizes: { smallest: number[]; largest: number[] } | null;
   changes: Change[] | null;
   boxes: Boxes;
+  /** Level of its intervals. */
+  confidence: number;
 }
 
 /** What is known of a box of the graph besides its size. */
@@ -55,7 +57,7 @@ export class Boxes {
   }
 }
 
-async function doc(sheet: Sheet, all: Column[], rest: Pick<Doc, "lifetimes" | "sizes" | "changes" | "boxes">): Promise<Doc> {
+async function doc(sheet: Sheet, all: Column[], rest: Pick<Doc, "lifetimes" | "sizes" | "changes" | "boxes" | "confidence">): Promise<Doc> {
   await pause();
   const { tree, leaf } = callTree(sheet);
   await pause();
@@ -67,17 +69,17 @@ export async function profileDoc(data: PageData, view: FrameView): Promise<Doc> 
   const sheet = new Sheet(data, data.groups.map(group => group.name), view);
   await pause();
   const boxes = new Boxes(data.boxes, data.values.map(value => value.name));
-  return doc(sheet, columns(data), { lifetimes: data.lifetimes, sizes: data.sizes, changes: null, boxes });
+  return doc(sheet, columns(data), { lifetimes: data.lifetimes, sizes: data.sizes, changes: null, boxes, confidence: data.confidence });
 }
 
 /** What grew between two moments. */
 export async function growthDoc(data: GrowthData, view: FrameView): Promise<Doc> {
-  return doc(new Sheet(data, data.groups, view), [growthColumn(data)], { lifetimes: null, sizes: null, changes: data.rows, boxes: new Boxes() });
+  return doc(new Sheet(data, data.groups, view), [growthColumn(data)], { lifetimes: null, sizes: null, changes: data.rows, boxes: new Boxes(), confidence: data.confidence });
 }
 
 /** What was allocated between two moments and kept. */
 export async function keptDoc(data: KeptData, view: FrameView): Promise<Doc> {
-  return doc(new Sheet(data, data.groups, view), [keptColumn(data)], { lifetimes: null, sizes: null, changes: null, boxes: new Boxes() });
+  return doc(new Sheet(data, data.groups, view), [keptColumn(data)], { lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: data.confidence });
 }
 
 /** The column of a value, or the first. */

@@ -49,7 +49,12 @@ export function renew(box: HTMLElement, ...children: (Node | string)[]) {
   (after.find(it => it.textContent === name) ?? after[focused])?.focus({ preventScroll: true });
 }
 
-/** Lets the browser draw and react before the work goes on. */
+/** Lets the browser paint before the work goes on. What nobody sees is not painted. */
+export function painted(): Promise<void> {
+  return document.hidden ? pause() : new Promise(resolve => requestAnimationFrame(() => void pause().then(resolve)));
+}
+
+/** Lets the browser react before the work goes on. */
 export function pause(): Promise<void> {
   return new Promise(resolve => {
     const channel = new MessageChannel();

@@ -209,7 +209,7 @@ export class FlameGraph {
     pen.direction = "ltr";
     pen.fillStyle = "#14181c";
     for (const i of texts) {
-      const label = it.tree.label[nodes[i]], text = fitted(pen, this.text(label), widths[i] - 8, this.letters);
+      const label = it.tree.label[nodes[i]], text = titled(pen, this.text(label), widths[i] - 8, this.letters);
       if (!text) continue;
       pen.globalAlpha = fades(levels[i], pattern !== null && this.matching(label)) ? 0.5 : 1;
       pen.fillText(text, left[i] + 4, y(levels[i]) + ROW / 2);
@@ -314,6 +314,12 @@ function childrenOf({ tree, size }: Shown, node: number): number[] {
   const all: number[] = [];
   for (let child = tree.first[node]; child >= 0; child = tree.next[child]) if (size[child] > 0) all.push(child);
   return all.sort((a, b) => size[b] - size[a]);
+}
+
+/** The name of a function as far as it fits: its own name, without what that is in, rather than the beginning. */
+function titled(pen: CanvasRenderingContext2D, name: string, room: number, letters: Float64Array): string {
+  const text = fitted(pen, name, room, letters), own = name.lastIndexOf("::");
+  return text === name || own < 0 ? text : fitted(pen, name.slice(own + 2), room, letters);
 }
 
 /** The beginning of a text that fits into so many pixels. `letters`: widths of plain letters; 0 where they are not known yet. */

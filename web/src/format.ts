@@ -62,6 +62,11 @@ export function known(n: number): number | null {
   return Number.isFinite(n) ? n : null;
 }
 
+/** What an interval at a level of confidence is called: `95 % interval`. */
+export function intervalTitle(confidence: number): string {
+  return `${Number((confidence * 100).toPrecision(4))} % interval`;
+}
+
 /** A title after a figure that says its unit. */
 export function afterFigure(title: string): string {
   return title.replace(/^bytes /, "");

@@ -2,8 +2,8 @@
 
 export interface Figure { estimate: number | null; low: number | null; high: number | null; exact?: number }
 export interface ValueInfo { name: string; title: string; unit: string }
-/** Where resident memory is: all of it in bytes, its growth, the sum of its parts, and what of the heap is in use. */
-export interface Resident { bytes: number; growth_per_minute?: number | null; parts: string; heap: string }
+/** Where resident memory is: all of it in bytes, its growth, what is in no known heap, the sum of its parts, and what of the heap is in use. */
+export interface Resident { bytes: number; growth_per_minute?: number | null; not_seen?: number | null; parts: string; heap: string }
 export interface Group { name: string; processes: number; totals: Figure[]; resident: Resident | null }
 export interface Process {
   pid: number; comm: string; group: string; count: number; hook: string | null; not_inline: string | null;

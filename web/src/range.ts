@@ -20,15 +20,10 @@ export interface Range { value: RangeValue; from: number; to: number; doc: Doc; 
 
 /** Asks the server for a value of a range. */
 export async function askRange(server: Server, value: RangeValue, from: number, to: number, frames: FrameView): Promise<Range | { failed: string }> {
-  const query = `?from=${from}&to=${to}`, gone = "heapbpf does not answer.";
-  if (value === "growth") {
-    const answer = await server.json<GrowthData>(`page/growth${query}`);
-    if ("data" in answer) return { value, from, to, doc: await growthDoc(answer.data, frames), text: growthText(answer.data) };
-    return { failed: "gone" in answer ? gone : answer.refused };
-  }
-  const answer = await server.json<KeptData>(`page/kept${query}`);
-  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, frames), text: keptText(answer.data) };
-  return { failed: "gone" in answer ? gone : answer.refused };
+  const answer = await server.json<GrowthData | KeptData>(`page/${value}?from=${from}&to=${to}`);
+  if (!("data" in answer)) return { failed: "gone" in answer ? "heapbpf does not answer." : answer.refused };
+  const { data } = answer, grows = "rows" in data;
+  return { value, from, to, doc: await (grows ? growthDoc(data, frames) : keptDoc(data, frames)), text: grows ? growthText(data) : keptText(data) };
 }
 
 const band = (low: number | null, high: number | null) => (low !== null && high !== null && low !== high ? ` [${bytes(low)}, ${bytes(high)}]` : "");

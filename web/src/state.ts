@@ -56,20 +56,8 @@ export function parse(fragment: string): State {
 }
 
 /** The fragment of a state, without what is as usual. */
-export function fragment(state: State): string {
-  const pairs = new URLSearchParams();
-  if (state.value) pairs.set("value", state.value);
-  if (state.tab !== INITIAL.tab) pairs.set("tab", state.tab);
-  if (!state.icicle) pairs.set("root", "below");
-  if (state.frames !== INITIAL.frames) pairs.set("frames", state.frames);
-  if (state.zoom) pairs.set("zoom", String(state.zoom));
-  if (state.search) pairs.set("search", state.search);
-  if (state.stack) pairs.set("stack", String(state.stack));
-  if (state.of) pairs.set("of", state.of);
-  if (state.sort !== INITIAL.sort) pairs.set("sort", state.sort);
-  if (state.from) pairs.set("from", String(state.from));
-  if (state.to) pairs.set("to", String(state.to));
-  if (state.span !== INITIAL.span) pairs.set("span", String(state.span));
-  const text = pairs.toString();
+export function fragment({ icicle, ...state }: State): string {
+  const pairs = Object.entries(state).filter(([key, value]) => value !== INITIAL[key as keyof State]).map(([key, value]) => [key, String(value)]);
+  const text = new URLSearchParams(icicle ? pairs : [...pairs, ["root", "below"]]).toString();
   return text && `#${text}`;
 }

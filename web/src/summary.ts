@@ -1,7 +1,7 @@
 // What must be in plain sight: how much, how sure, what was lost, what it costs, and how it was counted.
 
 import { button, drawing, element } from "./dom.ts";
-import { bytes, count, figure, interval, literal, percent, seconds, shown, signed } from "./format.ts";
+import { bytes, count, figure, interval, intervalTitle, literal, percent, seconds, shown, signed } from "./format.ts";
 import type { History } from "./history.ts";
 import type { Figure, PageData, Process, Resident, Serving } from "./model.ts";
 import { Table, type TableColumn } from "./table.ts";
@@ -12,7 +12,7 @@ function card(title: string, value: string, about: string): HTMLElement {
 
 function totalCard(title: string, total: Figure | undefined, unit: string): HTMLElement | null {
   if (!total) return null;
-  if (total.estimate === null) return card(title, "not known", "frees were not followed");
+  if (total.estimate === null) return card(title, "not known", "frees were not tracked");
   const exact = total.exact === undefined ? "" : `counted: ${figure(total.exact, unit)}`;
   return card(title, figure(total.estimate, unit), [interval(total.low, total.high, unit), exact].filter(text => text).join(" · "));
 }
@@ -53,7 +53,7 @@ export function summary(data: PageData, serving: Serving | null, onFunction: (na
     Object.keys(data.counters).length
       ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,
     serving && share
-      ? card("cost", cost === null ? "not measured" : `${share(cost)} of a CPU`, `in the targets (${seconds(cost ?? 0)}); daemon: ${share(serving.daemon_cpu_seconds)}`) : null,
+      ? card("cost", cost === null ? "not measured" : `${share(cost)} of a CPU`, `in the programs (${seconds(cost ?? 0)}); heapbpf itself: ${share(serving.daemon_cpu_seconds)}`) : null,
   ];
   const remarks = [...data.remarks];
   if (data.left_out) remarks.push(`${count(data.left_out)} small stacks are not on this page, because there are too many`);
@@ -63,7 +63,7 @@ export function summary(data: PageData, serving: Serving | null, onFunction: (na
   return cards.filter(it => it !== null);
 }
 
-interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; resident: number | null; growth: number | null; spark: (number | null)[] }
+interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; rate: number | null; resident: Resident | null; spark: (number | null)[] }
 
 /** Processes by program. */
 export class Programs {
@@ -84,8 +84,8 @@ export class Programs {
       const allocated = group.totals[alloc]?.exact ?? group.totals[alloc]?.estimate;
       const since = data.duration_seconds > 0 && allocated !== null && allocated !== undefined ? allocated / data.duration_seconds : null;
       return {
-        name: group.name, processes: group.processes, inuse: group.totals[inuse], alloc: group.totals[alloc],
-        resident: group.resident?.bytes ?? null, growth: group.resident?.growth_per_minute ?? null, rate: history ? history.rate(group.name) : since, spark: history?.trend(group.name) ?? [],
+        name: group.name, processes: group.processes, inuse: group.totals[inuse], resident: group.resident,
+        rate: history ? history.rate(group.name) : since, spark: history?.trend(group.name) ?? [],
       };
     });
     const number = (key: string, title: string, value: (row: ProgramRow) => number | null | undefined, text: (n: number) => string): TableColumn<ProgramRow> => ({
@@ -96,9 +96,10 @@ export class Programs {
       { key: "name", title: "Program", number: false, value: row => row.name, cell: row => button(shown(row.name, 200), () => this.onGroup(row.name), { class: "link" }) },
       number("processes", "Processes", row => row.processes, count),
       number("inuse", "In use", row => row.inuse?.estimate, bytes),
-      { key: "band", title: "95 % interval", number: true, value: row => row.inuse?.low ?? -1, cell: row => interval(row.inuse?.low ?? null, row.inuse?.high ?? null, "bytes") },
-      number("resident", "RSS", row => row.resident, bytes),
-      number("growth", "RSS per minute", row => row.growth, signed),
+      { key: "band", title: intervalTitle(data.confidence), number: true, value: row => row.inuse?.low ?? -1, cell: row => interval(row.inuse?.low ?? null, row.inuse?.high ?? null, "bytes") },
+      number("resident", "Resident", row => row.resident?.bytes, bytes),
+      number("growth", "Resident per minute", row => row.resident?.growth_per_minute, signed),
+      number("unseen", "Not seen", row => row.resident?.not_seen, bytes),
       number("rate", "Allocated per second", row => row.rate, bytes),
     ];
     if (history) columns.push({ key: "trend", title: "In use over time", number: false, value: row => row.spark.length, cell: row => sparkline(row.spark) });
@@ -143,7 +144,7 @@ function grown(resident: Resident | null): string {
 /** Each process and how it is counted. */
 export function hooks(data: PageData): HTMLElement {
   const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
-  const head = ["Process", "Counted", "In use", "RSS", "RSS per minute", "Counted for", "Not counted", "Allocators"];
+  const head = ["Process", "Counted", "In use", "Resident", "Resident per minute", "Counted for", "Not counted", "Allocators"];
   table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
   const body = element("tbody");

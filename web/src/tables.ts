@@ -3,7 +3,7 @@
 import { qText } from "./details.ts";
 import type { Doc } from "./doc.ts";
 import { button, element } from "./dom.ts";
-import { count, figure, interval, known, percent, seconds, shown } from "./format.ts";
+import { count, figure, interval, intervalTitle, known, percent, seconds, shown } from "./format.ts";
 import type { Column } from "./model.ts";
 import { bar, type TableColumn } from "./table.ts";
 import { below, type FunctionFigures } from "./tree.ts";
@@ -27,7 +27,7 @@ export function stackColumns(view: Doc, column: Column, most: number, open: (sta
   const { changes, lifetimes } = view, { unit } = column.info;
   const columns: TableColumn<number>[] = [
     { key: "stack", title: "Stack", number: false, value: stack => chainName(view, stack), cell: stack => stackCell(view, stack, open) },
-    { key: "value", title: column.info.title, number: true, value: stack => column.estimate[stack], cell: stack => valueCell(column, stack, most) },
+    { key: "value", title: column.info.title, number: true, value: stack => column.estimate[stack], cell: stack => valueCell(view.confidence, column, stack, most) },
   ];
   if (changes) {
     columns.push({
@@ -46,9 +46,9 @@ export function stackColumns(view: Doc, column: Column, most: number, open: (sta
   return columns;
 }
 
-function valueCell(column: Column, stack: number, most: number): HTMLElement {
+function valueCell(confidence: number, column: Column, stack: number, most: number): HTMLElement {
   const { unit } = column.info, ends = interval(known(column.low[stack]), known(column.high[stack]), unit);
-  const text = element("span", { title: ends ? `95 % interval: ${ends}` : "" }, figure(column.estimate[stack], unit));
+  const text = element("span", { title: ends ? `${intervalTitle(confidence)}: ${ends}` : "" }, figure(column.estimate[stack], unit));
   return element("span", {}, bar(column.estimate[stack], column.low[stack], column.high[stack], most), text, ends ? element("span", { class: "sr" }, ` (${ends})`) : null);
 }
 

@@ -16,11 +16,12 @@ export function theme(changed: () => void) {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     box.textContent = dark ? "Light" : "Dark";
   };
-  apply();
-  system.addEventListener("change", () => {
+  const again = () => {
     apply();
     changed();
-  });
+  };
+  apply();
+  system.addEventListener("change", again);
   box.addEventListener("click", () => {
     chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     try {
@@ -28,7 +29,6 @@ export function theme(changed: () => void) {
     } catch {
       // Then it is chosen for this view alone.
     }
-    apply();
-    changed();
+    again();
   });
 }

@@ -4,7 +4,7 @@ import { qText } from "../src/details.ts";
 import { Boxes } from "../src/doc.ts";
 import { csv, folded } from "../src/export.ts";
 import { boxesOf } from "../src/flame.ts";
-import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
+import { axisTime, bytes, figure, interval, intervalTitle, pattern, percent, seconds, shown } from "../src/format.ts";
 import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
@@ -98,6 +98,7 @@ test("numbers have their units", () => {
   assert.equal(seconds(0.0021), "2.10 ms");
   assert.equal(interval(null, 3, "bytes"), "");
   assert.equal(interval(3, 3, "bytes"), "exact");
+  assert.deepEqual([0.5, 0.95, 0.999, 0.9999].map(intervalTitle), ["50 % interval", "95 % interval", "99.9 % interval", "99.99 % interval"]);
   assert.equal(axisTime(1.25, 0.25).length, "00:01.2".length);
   assert.equal(axisTime(90, 30).length, "00:01:30".length);
   assert.equal(axisTime(86_400 * 40, 86_400), "1970-02-10");
@@ -328,7 +329,7 @@ test("a q-value has no digits that mean nothing", () => {
 test("files hold every stack", () => {
   const it = sheet(CHAINS), { tree, leaf } = callTree(it);
   const column = { info: { name: "inuse_space", title: "", unit: "bytes" }, estimate: WEIGHTS, low: WEIGHTS.map(() => NaN), high: WEIGHTS, samples: WEIGHTS };
-  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null, boxes: new Boxes() };
+  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: 0.95 };
   assert.equal(folded(doc, WEIGHTS).split("\n")[1], "main;a;b;malloc 20");
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
 });

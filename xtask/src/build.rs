@@ -12,10 +12,13 @@ use anyhow::{Context as _, bail};
 use crate::context::Context;
 use crate::shell::{Running, announce, describe, run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
-use crate::{cross_tools, linker, toolchain};
+use crate::{cross, linker, toolchain};
 
 /// Separates rustc's flags in `CARGO_ENCODED_RUSTFLAGS`, so that flags may contain spaces.
 pub const FLAG_SEPARATOR: &str = "\u{1f}";
+
+/// Where `sudo heapbpf` finds the binary.
+const DESTINATION: &str = "/usr/local/bin/heapbpf";
 
 /// The tools that the BPF build needs.
 pub struct Tools {
@@ -26,7 +29,7 @@ pub struct Tools {
 /// Finds or installs everything that the build needs.
 pub fn set_up(context: &Context) -> anyhow::Result<Tools> {
     if let Some(machine) = context.machine {
-        cross_tools::set_up(context, machine)?;
+        cross::set_up(context, machine)?;
     }
     let compiler = toolchain::ensure(context)?;
     let linker = linker::ensure(context, compiler.llvm)?;
@@ -38,12 +41,21 @@ pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
     Ok(build_while(context, || ())?.1)
 }
 
+/// Builds and copies the binary. `install` replaces the file, so a running heapbpf keeps the old one.
+pub fn install(context: &Context) -> anyhow::Result<()> {
+    let binary = build(context)?;
+    let mut command = context.privilege.command(&format!("write {DESTINATION}"), "install", [])?;
+    run(command.args(["-D", "-m", "755"]).arg(&binary).arg(DESTINATION), context.options.verbose)?;
+    say!("installed {DESTINATION}");
+    Ok(())
+}
+
 /// Builds everything. The library takes longest to compile and is independent of the rest. Meanwhile this runs `other`,
 /// such as installing packages, and builds the BPF object. Returns the result of `other`, and the release binary.
 pub fn build_while<T>(context: &Context, other: impl FnOnce() -> T) -> anyhow::Result<(T, PathBuf)> {
     if let Some(machine) = context.machine {
         // The library contains C code.
-        cross_tools::set_up(context, machine)?;
+        cross::set_up(context, machine)?;
     }
     let mut command = daemon_command(context, &["--package", "sampler-user", "--lib"]);
     announce(&command, context.options.verbose);
@@ -191,19 +203,11 @@ fn bpf_command(context: &Context, tools: &Tools, place: &Place) -> Command {
 /// those for locations and network access may. The others (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the outer
 /// toolchain or change what is built.
 fn reaches_inner_cargo(name: &OsStr) -> bool {
-    const KEPT: [&str; 8] = [
-        "CARGO_HOME",
-        "CARGO_NET_",
-        "CARGO_HTTP_",
-        "CARGO_REGISTR",
-        "CARGO_TERM_",
-        "CARGO_SOURCE_",
-        "RUST_BACKTRACE",
-        "RUSTUP_HOME",
-    ];
+    const KEPT: &str = "CARGO_HOME CARGO_NET_ CARGO_HTTP_ CARGO_REGISTR CARGO_TERM_ CARGO_SOURCE_ RUST_BACKTRACE \
+                        RUSTUP_HOME";
     let name = name.to_string_lossy();
     let of_the_toolchain = ["CARGO", "RUST"].iter().any(|prefix| name.starts_with(prefix));
-    !of_the_toolchain || KEPT.iter().any(|kept| name.starts_with(kept))
+    !of_the_toolchain || KEPT.split(' ').any(|kept| name.starts_with(kept))
 }
 
 #[cfg(test)]
@@ -238,17 +242,6 @@ mod tests {
     }
 
     #[test]
-    fn the_bpf_build_goes_to_the_workspaces_target_with_its_own_tools() {
-        let command = command(CoreLibrary::Prebuilt, true);
-        let expected = "build --profile bpf --target bpfel-unknown-none --package sampler-ebpf --features probes --bin heapbpf-probes \
-                        --target-dir /w/target/bpf --locked --quiet";
-        assert_eq!(words(&command), expected);
-        let variable = |wanted: &str| command.get_envs().find(|(name, _)| *name == wanted).and_then(|(_, value)| value);
-        assert_eq!(variable("RUSTC"), Some("/no/such/rustc".as_ref()));
-        assert_eq!(variable("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER"), Some("/cache/bpf-linker".as_ref()));
-    }
-
-    #[test]
     fn the_bpf_programs_know_the_machine_that_they_are_for() {
         let machine = crate::cross::machine("aarch64-unknown-linux-gnu").expect("known");
         let command = command_for(machine, CoreLibrary::Prebuilt, true);
@@ -264,23 +257,5 @@ mod tests {
     fn core_is_built_only_from_source() {
         assert!(words(&command(CoreLibrary::Source, false)).contains("-Z build-std=core"));
         assert!(!words(&command(CoreLibrary::Prebuilt, false)).contains("build-std"));
-    }
-
-    #[test]
-    fn the_outer_toolchain_leaves_no_trace() {
-        for name in [
-            "RUSTC",
-            "RUSTFLAGS",
-            "RUSTUP_TOOLCHAIN",
-            "CARGO",
-            "CARGO_TARGET_DIR",
-            "CARGO_ENCODED_RUSTFLAGS",
-            "CARGO_PKG_NAME",
-        ] {
-            assert!(!reaches_inner_cargo(name.as_ref()), "{name}");
-        }
-        for name in ["PATH", "HOME", "CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_HOME", "https_proxy"] {
-            assert!(reaches_inner_cargo(name.as_ref()), "{name}");
-        }
     }
 }

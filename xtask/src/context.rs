@@ -8,8 +8,8 @@ use anyhow::Context as _;
 
 use crate::Options;
 use crate::cross::Machine;
-use crate::programs::host_cargo;
 use crate::root::Privilege;
+use crate::shell::host_cargo;
 
 /// The context of one `cargo xtask` call.
 pub struct Context {
@@ -87,31 +87,10 @@ impl Context {
 
     /// The directory of things that are built once and shared between checkouts.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
-        cache_dir(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        variable("HEAPBPF_CACHE")
+            .or_else(|| variable("XDG_CACHE_HOME").map(|dir| dir.join("heapbpf")))
+            .or_else(|| variable("HOME").map(|dir| dir.join(".cache/heapbpf")))
             .context("no cache directory: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
-    }
-}
-
-fn cache_dir(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    variable("HEAPBPF_CACHE")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|dir| dir.join("heapbpf")))
-        .or_else(|| variable("HOME").map(|dir| dir.join(".cache/heapbpf")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cache(variables: &[(&str, &str)]) -> Option<PathBuf> {
-        cache_dir(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
-    }
-
-    #[test]
-    fn own_variable_wins_then_xdg_then_home() {
-        let all = [("HEAPBPF_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
-        assert_eq!(cache(&all), Some("/a".into()));
-        assert_eq!(cache(&all[1..]), Some("/b/heapbpf".into()));
-        assert_eq!(cache(&all[2..]), Some("/c/.cache/heapbpf".into()));
-        assert_eq!(cache(&[]), None);
     }
 }

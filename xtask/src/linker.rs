@@ -7,9 +7,8 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::context::Context;
-use crate::packages::{self, Package};
-use crate::programs::{host_cargo, is_executable, on_path};
-use crate::shell::{read, run_quietly, say};
+use crate::packages;
+use crate::shell::{host_cargo, is_executable, on_path, read, run_quietly, say};
 
 /// The bpf-linker version that heapbpf is built with.
 const VERSION: &str = "0.13.0";
@@ -47,9 +46,9 @@ fn is_right_version(path: &Path) -> bool {
 }
 
 fn build(context: &Context, llvm: u32, dir: &Path) -> anyhow::Result<()> {
-    let mut missing = Vec::new();
+    let (library, mut missing) = (format!("llvm-{llvm}-dev"), Vec::new());
     if llvm_prefix(llvm).is_none() {
-        missing.push(Package::new(format!("llvm-{llvm}-dev"), "the library that bpf-linker is made of"));
+        missing.push((library.as_str(), "the library that bpf-linker is made of"));
     }
     missing.extend(missing_cpp());
     packages::install(context, &missing).with_context(|| {
@@ -114,32 +113,9 @@ fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
 }
 
 /// Returns the package of the C++ library, if that is missing: bpf-linker links with it, and cargo links with `cc`.
-fn missing_cpp() -> Option<Package> {
+fn missing_cpp() -> Option<(&'static str, &'static str)> {
     let found = on_path("cc").and_then(|cc| read(Command::new(cc).arg("-print-file-name=libstdc++.so")).ok());
     // If the compiler does not know the file, it prints the bare name.
     let has_library = found.is_some_and(|path| Path::new(path.trim()).is_absolute());
-    (!has_library).then(|| Package::new("g++", "the C and C++ libraries that bpf-linker links with"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_llvm_that_reads_the_compilers_output_is_taken() {
-        assert_eq!(llvm_for(19), Some(22));
-        assert_eq!(llvm_for(22), Some(22));
-        assert_eq!(llvm_for(23), Some(23));
-        assert_eq!(llvm_for(24), None);
-    }
-
-    #[test]
-    fn the_build_is_pinned_and_leaves_nothing_outside_its_scratch() {
-        let command = install_command(22, Path::new("/usr/lib/llvm-22"), Path::new("/cache/x.tmp"));
-        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-        let expected = "install bpf-linker --version 0.13.0 --locked --no-default-features --features llvm-22 --root /cache/x.tmp/install";
-        assert_eq!(words.join(" "), expected);
-        let target = command.get_envs().find(|(name, _)| *name == "CARGO_TARGET_DIR").and_then(|(_, value)| value);
-        assert_eq!(target, Some("/cache/x.tmp/target".as_ref()));
-    }
+    (!has_library).then_some(("g++", "the C and C++ libraries that bpf-linker links with"))
 }

@@ -5,16 +5,11 @@ mod build;
 mod cargo_tools;
 mod context;
 mod cross;
-mod cross_tools;
-mod deny;
 mod dist;
 mod fuzz;
-mod install;
 mod linker;
-mod miri;
 mod nightly;
 mod packages;
-mod programs;
 mod python;
 mod root;
 mod run;
@@ -76,7 +71,7 @@ enum Command {
         #[arg(long)]
         bpf: bool,
     },
-    /// Build and run heapbpf; without arguments, profile a small leaking program for five seconds
+    /// Build and run heapbpf; without arguments, its demonstration: a program with a leak, for five seconds
     Run {
         /// Arguments for heapbpf
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -171,12 +166,12 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Torture(selection) => return torture::torture(&context, &selection),
         Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),
-        Command::Deny { advisories } => deny::deny(&context, advisories)?,
+        Command::Deny { advisories } => cargo_tools::deny(&context, advisories)?,
         Command::Fuzz(selection) => fuzz::fuzz(&context, &selection)?,
-        Command::Miri => miri::miri(&context)?,
+        Command::Miri => nightly::miri(&context)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist => dist::dist(&context)?,
-        Command::Install => install::install(&context)?,
+        Command::Install => build::install(&context)?,
         Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
         Command::Vectors { directory } => bench::run_program(&context, "heapbpf-vectors", &[directory])?,
     }
@@ -187,36 +182,9 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
 mod tests {
     use super::*;
 
-    fn run_arguments(line: &str) -> Vec<String> {
-        let cli = Cli::try_parse_from(line.split_whitespace()).expect("xtask understands it");
-        let Command::Run { args } = cli.command else { panic!("not the command run: {line}") };
-        args.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
-    }
-
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn quick_stands_before_and_after_a_benchmarks_name() {
-        let parsed = |line: &str| {
-            let cli = Cli::try_parse_from(line.split_whitespace()).expect("xtask understands it");
-            let Command::Bench { quick, name, args } = cli.command else { panic!("not the command bench: {line}") };
-            (quick, name.unwrap_or_default(), args.join(" "))
-        };
-        assert_eq!(parsed("xtask bench --quick"), (true, "".into(), "".into()));
-        assert_eq!(parsed("xtask bench cost --quick --rounds 3"), (true, "cost".into(), "--rounds 3".into()));
-        assert_eq!(parsed("xtask bench cost --rounds 3"), (false, "cost".into(), "--rounds 3".into()));
-    }
-
-    #[test]
-    fn arguments_of_heapbpf_pass_with_and_without_dashes() {
-        assert_eq!(run_arguments("xtask run -- --pid 12"), ["--pid", "12"]);
-        assert_eq!(run_arguments("xtask run --pid 12 -v"), ["--pid", "12", "-v"]);
-        assert_eq!(run_arguments("xtask -v run --all --no-live"), ["--all", "--no-live"]);
-        assert_eq!(run_arguments("xtask run -- -- python3 -v"), ["--", "python3", "-v"]);
-        assert_eq!(run_arguments("xtask run"), [""; 0]);
     }
 }

@@ -8,40 +8,18 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use crate::context::Context;
-use crate::programs::on_path;
-use crate::shell::{announce, read, run_quietly, say};
-
-/// A package and its purpose.
-#[derive(Clone, Debug)]
-pub struct Package {
-    /// Debian's name of the package.
-    pub name: String,
-    /// What heapbpf needs it for.
-    pub purpose: &'static str,
-}
-
-impl Package {
-    /// A package with its purpose.
-    pub fn new(name: impl Into<String>, purpose: &'static str) -> Self {
-        Self { name: name.into(), purpose }
-    }
-
-    fn is_installed(&self) -> bool {
-        let query = read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
-        query.is_ok_and(|status| status.trim() == "installed")
-    }
-}
+use crate::shell::{announce, on_path, read, run_quietly, say};
 
 /// Returns why packages cannot be installed on this machine, as far as that is known before trying.
 pub fn refusal(context: &Context) -> Option<&'static str> {
     if on_path("apt-get").is_none() { Some("there is no apt-get") } else { context.privilege.refusal() }
 }
 
-/// Installs packages, after printing which and why. Never removes a package: rustc-web, for example, conflicts with
-/// rustc.
-pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
-    let missing: Vec<&Package> = packages.iter().filter(|package| !package.is_installed()).collect();
-    let names: Vec<&str> = missing.iter().map(|package| package.name.as_str()).collect();
+/// Installs packages, each with what heapbpf needs it for, after printing which and why. Never removes a package:
+/// rustc-web, for example, conflicts with rustc.
+pub fn install(context: &Context, packages: &[(&str, &str)]) -> anyhow::Result<()> {
+    let missing: Vec<&(&str, &str)> = packages.iter().filter(|(name, _)| !is_installed(name)).collect();
+    let names: Vec<&str> = missing.iter().map(|(name, _)| *name).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -49,8 +27,8 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
         bail!("cannot install {}: {reason}", names.join(" "));
     }
     say!("installing Debian packages, which needs root:");
-    for package in missing {
-        say!("  {}: {}", package.name, package.purpose);
+    for (name, purpose) in missing {
+        say!("  {name}: {purpose}");
     }
     // One refresh is enough for all installations of one call.
     static UPDATED: Once = Once::new();
@@ -59,6 +37,11 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     command.args(["install", "--yes", "--no-install-recommends", "--no-remove"]).args(&names);
     run_quietly(&mut command, context.options.verbose)
         .with_context(|| format!("apt-get could not install {}", names.join(" ")))
+}
+
+fn is_installed(name: &str) -> bool {
+    let query = read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", name]));
+    query.is_ok_and(|status| status.trim() == "installed")
 }
 
 /// Refreshes the package lists. A source that does not answer is not an error here: the installation reports what is

@@ -1,23 +1,19 @@
-//! `cargo xtask run`: runs heapbpf itself, or a five-second demonstration on a program with a leak.
+//! `cargo xtask run`: runs heapbpf itself; without arguments, its demonstration.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
-use crate::bench::compile;
 use crate::build;
 use crate::context::Context;
-use crate::shell::{Running, announce, describe, say, succeeds};
+use crate::shell::{announce, describe, say};
 
-/// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
+/// Builds heapbpf and runs it with these arguments, or its demonstration if there are none.
 pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let binary = build::build(context)?;
-    if args.is_empty() {
-        return demonstrate(context, &binary);
-    }
     let mut command = as_root(context, &binary)?;
     command.args(heapbpf_arguments(args));
     announce(&command, context.options.verbose);
@@ -27,29 +23,14 @@ pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
 }
 
 /// Subcommands that are passed to heapbpf as they are. Any other first word is a program to start.
-const COMMANDS: [&str; 13] = [
-    "record",
-    "serve",
-    "top",
-    "report",
-    "diff",
-    "merge",
-    "plan",
-    "census",
-    "doctor",
-    "demo",
-    "completions",
-    "man",
-    "help",
-];
+const COMMANDS: &str = "record serve top report diff merge plan census doctor demo completions man help";
 
-/// Returns the user's arguments as heapbpf expects them. The `--` of `cargo xtask run -- python3 script.py` ends
-/// xtask's options, and heapbpf needs another `--` before a program to start.
+/// Returns the user's arguments as heapbpf expects them: without any, those of its demonstration. The `--` of `cargo
+/// xtask run -- python3 script.py` ends xtask's options, and heapbpf needs another `--` before a program to start.
 fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
-    let is_program = args
-        .first()
-        .and_then(|word| word.to_str())
-        .is_none_or(|word| !word.starts_with('-') && !COMMANDS.contains(&word));
+    let Some(first) = args.first() else { return vec![OsStr::new("demo")] };
+    let is_command = |word: &str| COMMANDS.split(' ').any(|command| command == word);
+    let is_program = first.to_str().is_none_or(|word| !word.starts_with('-') && !is_command(word));
     is_program.then_some(OsStr::new("--")).into_iter().chain(args.iter().map(OsString::as_os_str)).collect()
 }
 
@@ -60,20 +41,6 @@ fn as_root(context: &Context, binary: &Path) -> anyhow::Result<Command> {
         return Ok(Command::new(binary));
     }
     context.privilege.command("run heapbpf, which loads BPF programs", binary, [])
-}
-
-fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
-    if let Some(reason) = context.privilege.refusal() {
-        bail!("the demonstration loads BPF programs: it needs root, and {reason}");
-    }
-    let program = compile(context, "leak", &["-fno-omit-frame-pointer"])?;
-    let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let leak = Running(child.with_context(|| format!("cannot start {}", program.display()))?);
-    say!("profiling tests/programs/leak.c (pid {}) for five seconds", leak.0.id());
-    let profile = program.with_extension("pb.gz");
-    let mut command = as_root(context, binary)?;
-    command.args(["--pid", &leak.0.id().to_string(), "--duration", "5s", "--force", "-o"]).arg(&profile);
-    Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]
@@ -94,5 +61,6 @@ mod tests {
         assert_eq!(passed("--duration 5s -- ls"), "--duration 5s -- ls");
         assert_eq!(passed("report old.json"), "report old.json");
         assert_eq!(passed("env LANG=C ls"), "-- env LANG=C ls");
+        assert_eq!(passed(""), "demo");
     }
 }

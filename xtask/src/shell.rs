@@ -1,6 +1,8 @@
-//! Runs other programs. Commands are printed with `-v` and always checked. Output is hidden if the caller asks for
-//! that.
+//! Finds and runs other programs. Commands are printed with `-v` and always checked. Output is hidden if the caller
+//! asks for that.
 
+use std::env;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context as _, bail};
@@ -10,6 +12,22 @@ macro_rules! say {
     ($($word:tt)*) => { eprintln!("xtask: {}", format_args!($($word)*)) };
 }
 pub(crate) use say;
+
+/// Returns the cargo that runs this xtask, or else the one on the PATH.
+pub fn host_cargo() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+/// Finds a command on the PATH.
+pub fn on_path(command: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(command)).find(|path| is_executable(path))
+}
+
+/// Whether the path is a file that someone may execute.
+pub fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
 
 /// Runs a command on the user's terminal. Fails unless it succeeds.
 pub fn run(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
@@ -84,26 +102,5 @@ fn quote(word: &str) -> String {
         word.to_owned()
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_command_is_shown_as_one_could_type_it() {
-        let mut command = Command::new("cargo");
-        command.env("RUSTFLAGS", "-C debuginfo=2").env_remove("CARGO").args(["build", "it's", ""]);
-        assert_eq!(describe(&command), r"RUSTFLAGS='-C debuginfo=2' cargo build 'it'\''s' ''");
-    }
-
-    #[test]
-    fn failure_is_an_error_that_names_the_command() {
-        let error = run(&mut Command::new("false"), false).expect_err("false fails");
-        assert_eq!(error.to_string(), "this command failed: false");
-        let error = read(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).expect_err("exit 3");
-        assert!(error.to_string().ends_with("failed: why"), "{error}");
-        assert!(run(&mut Command::new("/no/such/program"), false).is_err());
     }
 }

@@ -9,9 +9,8 @@ use anyhow::{Context as _, bail};
 
 use crate::context::Context;
 use crate::linker;
-use crate::packages::{self, Package};
-use crate::programs::{host_cargo, is_executable, on_path};
-use crate::shell::{read, run, say};
+use crate::packages;
+use crate::shell::{host_cargo, is_executable, on_path, read, run, say};
 
 /// The BPF target. x86-64 and arm64 are both little endian.
 pub const TARGET: &str = "bpfel-unknown-none";
@@ -161,11 +160,10 @@ pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
             }
             Choice::Packages => {
                 // Whatever the result, this is tried only once.
-                findings.no_packages = Some(match packages::install(context, &debian_packages()) {
+                findings.no_packages = Some(match packages::install(context, &DEBIAN_PACKAGES) {
                     Ok(()) => format!("they are installed, and yet /usr/bin/rustc has no {TARGET}"),
                     Err(error) => format!("{error:#}"),
                 });
-                findings.compilers = compilers()?;
             }
             Choice::Nightly(toolchain) => {
                 if let Some(why) = &findings.no_packages {
@@ -175,43 +173,31 @@ pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
                     Ok(()) => format!("{toolchain} has rust-src, and yet it does not serve"),
                     Err(error) => format!("{error:#}"),
                 });
-                findings.compilers = compilers()?;
             }
             Choice::Nothing(reasons) => bail!(
                 "no rustc can compile the BPF programs.\n  {}\nSet HEAPBPF_BPF_RUSTC to one that has {TARGET}, or let xtask install one (as root, or with sudo).",
                 reasons.join("\n  ")
             ),
         }
+        findings.compilers = compilers()?;
     }
 }
 
-fn debian_packages() -> Vec<Package> {
-    vec![
-        Package::new("rustc-web", "a second rustc, beside your own, that knows BPF"),
-        Package::new("cargo-web", "the cargo of that rustc"),
-        Package::new("libstd-rust-web-dev-bpf", "core, compiled for BPF"),
-        Package::new("rust-web-llvm", "the LLVM tools of that rustc"),
-    ]
-}
+/// Debian's rustc for BPF.
+const DEBIAN_PACKAGES: [(&str, &str); 4] = [
+    ("rustc-web", "a second rustc, beside your own, that knows BPF"),
+    ("cargo-web", "the cargo of that rustc"),
+    ("libstd-rust-web-dev-bpf", "core, compiled for BPF"),
+    ("rust-web-llvm", "the LLVM tools of that rustc"),
+];
 
 fn add_rust_src(context: &Context, toolchain: &str) -> anyhow::Result<()> {
     let verbose = context.options.verbose;
-    if rustup_toolchains()
-        .iter()
-        .all(|path| path.file_name().is_none_or(|name| !name.to_string_lossy().starts_with(toolchain)))
-    {
+    let is_it = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(toolchain));
+    if !rustup_toolchains().iter().any(is_it) {
         say!("installing rustup's {toolchain} (about 300 MB on disk; no root needed)");
-        run(
-            Command::new("rustup").args([
-                "toolchain",
-                "install",
-                toolchain,
-                "--profile",
-                "minimal",
-                "--no-self-update",
-            ]),
-            verbose,
-        )?;
+        let words = ["toolchain", "install", toolchain, "--profile", "minimal", "--no-self-update"];
+        run(Command::new("rustup").args(words), verbose)?;
     }
     say!("adding rust-src to rustup's {toolchain}");
     run(Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", toolchain]), verbose)
@@ -316,60 +302,44 @@ mod tests {
         compiler(Origin::Current, "1.95.0", 22, CoreLibrary::Absent)
     }
 
-    fn nightly(core: CoreLibrary, llvm: u32) -> Compiler {
-        compiler(Origin::Rustup("nightly-x86_64-unknown-linux-gnu".to_owned()), "1.97.0-nightly", llvm, core)
-    }
-
-    fn distribution() -> Compiler {
-        compiler(Origin::Distribution, "1.96.0", 22, CoreLibrary::Prebuilt)
-    }
-
     fn refused(compilers: Vec<Compiler>, packages: bool, rustup: bool) -> Findings {
         let why = |possible: bool| (!possible).then(|| "a reason".to_owned());
         Findings { compilers, no_packages: why(packages), no_rustup: why(rustup) }
     }
 
+    /// A sysroot with the target comes first, in the order found; then packages; then a nightly, which gets what it
+    /// lacks. A compiler that is newer than every linker is passed over.
     #[test]
-    fn a_sysroot_with_the_target_comes_first_in_the_order_found() {
-        let named = compiler(Origin::Variable, "1.99.0", 22, CoreLibrary::Prebuilt);
-        let findings =
-            refused(vec![named.clone(), stable(), nightly(CoreLibrary::Source, 22), distribution()], true, true);
-        assert_eq!(choose(&findings), Choice::Use(named));
-        let findings = refused(vec![stable(), nightly(CoreLibrary::Source, 22), distribution()], true, true);
-        assert_eq!(choose(&findings), Choice::Use(distribution()));
-    }
-
-    #[test]
-    fn packages_come_before_a_nightly_that_is_already_there() {
-        assert_eq!(choose(&refused(vec![stable(), nightly(CoreLibrary::Source, 22)], true, true)), Choice::Packages);
-        assert_eq!(choose(&refused(vec![stable()], true, false)), Choice::Packages);
-    }
-
-    #[test]
-    fn without_packages_a_nightly_serves_and_gets_what_it_lacks() {
-        let ready = nightly(CoreLibrary::Source, 22);
-        assert_eq!(choose(&refused(vec![stable(), ready.clone()], false, true)), Choice::Use(ready.clone()));
-        assert_eq!(choose(&refused(vec![stable(), ready.clone()], false, false)), Choice::Use(ready));
-        let bare = nightly(CoreLibrary::Absent, 22);
-        assert_eq!(
-            choose(&refused(vec![stable(), bare], false, true)),
-            Choice::Nightly("nightly-x86_64-unknown-linux-gnu".to_owned())
-        );
-        assert_eq!(choose(&refused(vec![stable()], false, true)), Choice::Nightly(NIGHTLY.to_owned()));
-    }
-
-    #[test]
-    fn a_compiler_newer_than_every_linker_is_passed_over() {
-        let future = nightly(CoreLibrary::Source, 99);
-        assert_eq!(choose(&refused(vec![future], false, true)), Choice::Nightly(NIGHTLY.to_owned()));
-        let future = compiler(Origin::Current, "2.0.0", 99, CoreLibrary::Prebuilt);
-        assert_eq!(choose(&refused(vec![future], true, true)), Choice::Packages);
-    }
-
-    #[test]
-    fn a_named_compiler_may_build_core_itself() {
-        let named = compiler(Origin::Variable, "1.95.0", 22, CoreLibrary::Source);
-        assert_eq!(choose(&refused(vec![named.clone(), stable()], true, true)), Choice::Use(named));
+    fn the_compiler_that_needs_least_is_chosen() {
+        let nightly = |core, llvm| {
+            let origin = Origin::Rustup("nightly-x86_64-unknown-linux-gnu".to_owned());
+            compiler(origin, "1.97.0-nightly", llvm, core)
+        };
+        let named = |core| compiler(Origin::Variable, "1.99.0", 22, core);
+        let (prebuilt, builds) = (named(CoreLibrary::Prebuilt), named(CoreLibrary::Source));
+        let distribution = compiler(Origin::Distribution, "1.96.0", 22, CoreLibrary::Prebuilt);
+        let (ready, bare) = (nightly(CoreLibrary::Source, 22), nightly(CoreLibrary::Absent, 22));
+        let (future, too_new) =
+            (nightly(CoreLibrary::Source, 99), compiler(Origin::Current, "2.0.0", 99, CoreLibrary::Prebuilt));
+        let there = Choice::Nightly("nightly-x86_64-unknown-linux-gnu".to_owned());
+        let fresh = Choice::Nightly(NIGHTLY.to_owned());
+        for (others, packages, rustup, expected) in [
+            (vec![&prebuilt, &ready, &distribution], true, true, Choice::Use(prebuilt.clone())),
+            (vec![&ready, &distribution], true, true, Choice::Use(distribution.clone())),
+            (vec![&builds], true, true, Choice::Use(builds.clone())),
+            (vec![&ready], true, true, Choice::Packages),
+            (vec![], true, false, Choice::Packages),
+            (vec![&too_new], true, true, Choice::Packages),
+            (vec![&ready], false, true, Choice::Use(ready.clone())),
+            (vec![&ready], false, false, Choice::Use(ready.clone())),
+            (vec![&bare], false, true, there),
+            (vec![], false, true, fresh.clone()),
+            (vec![&future], false, true, fresh),
+        ] {
+            let compilers = std::iter::once(stable()).chain(others.into_iter().cloned()).collect();
+            let findings = refused(compilers, packages, rustup);
+            assert_eq!(choose(&findings), expected, "{findings:?}");
+        }
     }
 
     #[test]

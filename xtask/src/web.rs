@@ -111,26 +111,3 @@ fn compressed_size(file: &Path) -> anyhow::Result<usize> {
     let output = Command::new("gzip").args(["-9", "-c"]).arg(file).output().context("gzip is needed")?;
     Ok(output.stdout.len())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hash_is_of_names_and_contents() {
-        let dir = std::env::temp_dir().join(format!("heapbpf-web-{}", std::process::id()));
-        fs::create_dir_all(dir.join("src")).expect("there is space");
-        for name in ["build.mjs", "package.json", "package-lock.json", "tsconfig.json", "src/a.ts"] {
-            fs::write(dir.join(name), name).expect("there is space");
-        }
-        let first = hash(&dir).expect("a hash");
-        assert_eq!(hash(&dir).expect("a hash"), first);
-        fs::rename(dir.join("src/a.ts"), dir.join("src/b.ts")).expect("there is space");
-        let renamed = hash(&dir).expect("a hash");
-        fs::write(dir.join("src/b.ts"), "other").expect("there is space");
-        let changed = hash(&dir).expect("a hash");
-        let _ = fs::remove_dir_all(&dir);
-        assert!(first != renamed && renamed != changed);
-        assert!(stamp(&first).starts_with("<!--") && stamp(&first).ends_with("-->\n"));
-    }
-}

@@ -13,7 +13,7 @@ pub const KEYS: &str = "pid, comm, cgroup, container, pod and unit";
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pid: Option<u32>,
-    comm: Option<(String, CommGlob)>,
+    comm: Option<CommGlob>,
     cgroup: Option<String>,
     container: Option<String>,
     pod: Option<String>,
@@ -24,7 +24,7 @@ impl PartialEq for Filter {
     fn eq(&self, other: &Self) -> bool {
         fn parts(filter: &Filter) -> impl PartialEq {
             let Filter { pid, comm, cgroup, container, pod, unit } = filter.clone();
-            (pid, comm.map(|(text, _)| text), cgroup, container, pod, unit)
+            (pid, comm.map(|glob| glob.pattern().to_owned()), cgroup, container, pod, unit)
         }
         parts(self) == parts(other)
     }
@@ -48,8 +48,7 @@ impl Filter {
                 if value.is_empty() || value.len() > 64 {
                     return Err("comm must be a name or pattern of 1 to 64 bytes".into());
                 }
-                let glob = CommGlob::new(value).map_err(|error| format!("comm: {error}"))?;
-                self.comm = Some((value.to_owned(), glob));
+                self.comm = Some(CommGlob::new(value).map_err(|error| format!("comm: {error}"))?);
             }
             "cgroup" => {
                 once(self.cgroup.is_some())?;
@@ -98,7 +97,7 @@ impl Filter {
     /// Whether a process with this PID, command name and cgroup passes the filter.
     pub fn admits(&self, pid: u32, comm: &str, cgroup: &str, placement: &Placement) -> bool {
         self.pid.is_none_or(|own| own == pid)
-            && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(comm))
+            && self.comm.as_ref().is_none_or(|glob| glob.matches(comm))
             // `Path` compares whole components: `/a/bc` is not below `/a/b`.
             && self.cgroup.as_ref().is_none_or(|group| Path::new(cgroup).starts_with(group))
             && self.container.as_ref().is_none_or(|id| placement.container.starts_with(id))

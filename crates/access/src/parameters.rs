@@ -26,6 +26,8 @@ pub enum ProfileFormat {
     Pprof,
     /// JSON with everything that is known, compressed: intervals, lifetimes, losses.
     Json,
+    /// The same without stacks, so that no name is waited for.
+    Totals,
 }
 
 impl Parameters {
@@ -51,7 +53,8 @@ impl Parameters {
                     parameters.format = match value.as_str() {
                         "pprof" => ProfileFormat::Pprof,
                         "json" => ProfileFormat::Json,
-                        _ => return Err(format!("format must be pprof or json, not {value:?}")),
+                        "totals" => ProfileFormat::Totals,
+                        _ => return Err(format!("format must be pprof, json or totals, not {value:?}")),
                     };
                 }
                 // Scrapers of Go programs add these. There is no garbage collection to run, and only one encoding.
@@ -64,7 +67,7 @@ impl Parameters {
                 _ => return Err(format!("unknown parameter {key:?}; known are seconds, format, {KEYS}")),
             }
         }
-        if seconds.is_some() && parameters.format == ProfileFormat::Json {
+        if seconds.is_some() && parameters.format != ProfileFormat::Pprof {
             return Err("seconds: differences are available as pprof only".into());
         }
         parameters.seconds = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
@@ -83,11 +86,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_comes_in_one_of_two_formats() {
+    fn a_profile_comes_in_one_of_three_formats() {
         assert_eq!(parse(&[]).unwrap().format, ProfileFormat::Pprof);
         assert_eq!(parse(&[("format", "json"), ("pid", "7")]).unwrap().format, ProfileFormat::Json);
-        assert!(parse(&[("format", "svg")]).unwrap_err().contains("pprof or json"));
-        assert!(parse(&[("format", "json"), ("seconds", "5")]).unwrap_err().contains("pprof only"));
+        assert_eq!(parse(&[("format", "totals")]).unwrap().format, ProfileFormat::Totals);
+        assert!(parse(&[("format", "svg")]).unwrap_err().contains("pprof, json or totals"));
+        for format in ["json", "totals"] {
+            assert!(parse(&[("format", format), ("seconds", "5")]).unwrap_err().contains("pprof only"));
+        }
     }
 
     fn parse(query: &[(&str, &str)]) -> Result<Parameters, String> {

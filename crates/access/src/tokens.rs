@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use subtle::ConstantTimeEq;
 
@@ -18,46 +18,13 @@ const SHORTEST_TOKEN: usize = 16;
 #[derive(Debug)]
 pub struct Tokens(Vec<(Box<[u8]>, Filter)>);
 
-/// Why a token file cannot be used.
+/// What a line of a token file has.
+const LINE: &str = "a line is `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`";
+
+/// Why a token file cannot be used. The message contains no token.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// It cannot be read.
-    #[error("cannot read the token file {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// Other users can read it and so use the tokens.
-    #[error("the token file {path} can be read by others (mode {mode:03o}): chmod 600 {path}")]
-    Public {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// It is not a token file.
-    #[error("the token file {path}, line {line}: {reason}")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Line, counted from 1.
-        line: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// It contains no tokens.
-    #[error(
-        "the token file {path} {reason}; a line is `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`"
-    )]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: &'static str,
-    },
-}
+#[error("{0}")]
+pub struct TokenError(String);
 
 impl Tokens {
     /// Reads a token file.
@@ -65,8 +32,9 @@ impl Tokens {
     /// # Errors
     /// See [`TokenError`]. No message contains a token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
-        let failed = |source| TokenError::Read { path: path.into(), source };
-        let unfit = |reason| TokenError::Unfit { path: path.into(), reason };
+        let shown = path.display();
+        let failed = |error: io::Error| TokenError(format!("cannot read the token file {shown}: {error}"));
+        let unfit = |reason: &str| TokenError(format!("the token file {shown} {reason}; {LINE}"));
         let file = File::open(path).map_err(failed)?;
         // Check the open file, so that the file checked is the file read.
         let metadata = file.metadata().map_err(failed)?;
@@ -74,15 +42,18 @@ impl Tokens {
             return Err(unfit("is not a file"));
         }
         if metadata.mode() & 0o077 != 0 {
-            return Err(TokenError::Public { path: path.into(), mode: metadata.mode() & 0o777 });
+            let mode = metadata.mode() & 0o777;
+            return Err(TokenError(format!(
+                "the token file {shown} can be read by others (mode {mode:03o}): chmod 600 {shown}"
+            )));
         }
         let mut text = String::new();
         let length = file.take(LARGEST_FILE + 1).read_to_string(&mut text).map_err(failed)?;
         if length as u64 > LARGEST_FILE {
             return Err(unfit("is larger than 1 MiB"));
         }
-        let tokens =
-            Self::parse(&text).map_err(|(line, reason)| TokenError::Line { path: path.into(), line, reason })?;
+        let tokens = Self::parse(&text)
+            .map_err(|(line, reason)| TokenError(format!("the token file {shown}, line {line}: {reason}")))?;
         if tokens.0.is_empty() { Err(unfit("has no token")) } else { Ok(tokens) }
     }
 

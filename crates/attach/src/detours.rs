@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt as _;
 use heapbpf_probes::{Detour, ObjectTable, Runtime, object_table};
 use heapbpf_remote::{Error, Target, Word};
 
+use crate::inline::memory::word_at;
 use crate::inline::{self, Refused, forbidden};
 use crate::stop_limit;
 
@@ -102,9 +103,8 @@ impl Detours {
     pub fn look(pid: u32, table: &ObjectTable, bias: u64) -> Result<Leads, std::io::Error> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let first = table.domains.first().map_or(0, |domain| domain.wrapping_add(bias));
-        let mut bytes = [0; WORD_BYTES as usize];
-        memory.read_exact_at(&mut bytes, first)?;
-        let found = u64::from_le_bytes(bytes).wrapping_sub(bias);
+        let word = word_at(&memory, first)?;
+        let found = word.wrapping_sub(bias);
         let around = table.detours().map(|detours| detours[0].address);
         Ok(match found {
             _ if found == table.functions[0] => Leads::There,
@@ -112,7 +112,7 @@ impl Detours {
             _ if table.raw.is_some_and(|raw| raw[0] == found) => Leads::ToMalloc,
             _ if table.code.iter().any(|code| code.contains(&found)) => Leads::ToWrappers,
             // The value that the linker has written, or zero.
-            _ if u64::from_le_bytes(bytes) == 0 || u64::from_le_bytes(bytes) == table.functions[0] => Leads::Nowhere,
+            _ if word == 0 || word == table.functions[0] => Leads::Nowhere,
             _ => Leads::Elsewhere,
         })
     }
@@ -135,16 +135,12 @@ impl Detours {
         let detours = table.detours().ok_or(NotLed::NoSpace)?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut words = Vec::new();
-        let read = |address: u64| {
-            let mut bytes = [0; WORD_BYTES as usize];
-            memory.read_exact_at(&mut bytes, address).map(|()| u64::from_le_bytes(bytes))
-        };
         for detour in detours {
             let (address, code) = (detour.address.wrapping_add(bias), u64::from_le_bytes(Detour::CODE));
-            let (before, to) = (read(address)?, detour.word().wrapping_add(bias));
+            let (before, to) = (word_at(&memory, address)?, detour.word().wrapping_add(bias));
             // A jump that already exists may lead to our hook code.
             if before != code {
-                words.push(word(to, read(to)?, detour.function.wrapping_add(bias)));
+                words.push(word(to, word_at(&memory, to)?, detour.function.wrapping_add(bias)));
                 words.push(word(address, before, code));
             }
         }
@@ -183,11 +179,8 @@ impl Detours {
         for (pid, mut pointers) in self.made.drain() {
             // The interpreter may have changed some of them itself.
             let memory = File::open(format!("/proc/{pid}/mem"));
-            pointers.retain(|pointer| {
-                let mut bytes = [0; WORD_BYTES as usize];
-                let read = memory.as_ref().map(|memory| memory.read_exact_at(&mut bytes, pointer.address));
-                matches!(read, Ok(Ok(()))) && u64::from_le_bytes(bytes) == pointer.before
-            });
+            let word_of = |pointer: &Word| word_at(memory.as_ref().ok()?, pointer.address).ok();
+            pointers.retain(|pointer| word_of(pointer) == Some(pointer.before));
             let put_back =
                 Target::look(pid).map_err(Error::from).and_then(|it| it.write_words(&pointers, stop_limit()));
             if let Err(error) = put_back {

@@ -9,7 +9,7 @@ const MOST_NAMES: usize = 3;
 
 /// What is missing from an address space, by the kind of mapping, and what that means.
 pub fn dropped_mappings(space: &AddressSpace, modules: &ModuleTable) -> Vec<Missing> {
-    let Dropped { anonymous, files, replaced } = space.dropped();
+    let Dropped { anonymous, files, replaced } = space.dropped;
     let mut missing = Vec::new();
     let mut say = |what: String, count: u64, consequence: &str| {
         if count > 0 {

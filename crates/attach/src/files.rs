@@ -4,14 +4,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use heapbpf_host::open::{self, Beneath};
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_host::priority::RaisedPriority;
-use heapbpf_host::side_by_side::{Aside, Done};
+use heapbpf_host::side_by_side::{Aside, Done, on_all_processors};
 use heapbpf_probes::{
-    AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
+    AllocatorFile, AttachError, Examination, FileImage, KernelRules, ObjectTable, Runtime, Table, announced,
+    examine_avoiding,
 };
 
 use crate::content::Content;
@@ -75,7 +76,7 @@ pub struct ExaminedFile {
     pub file: Option<Arc<File>>,
     /// Its state when it was examined. The inode of a file that is not open may be reused for another file, and a file
     /// can be overwritten in place.
-    content: Option<Content>,
+    pub(super) content: Option<Content>,
     /// The plan, or the reason why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
     /// Whether the plan is for the program's announcements, not for an allocator.
@@ -91,18 +92,18 @@ impl ExaminedFile {
     pub(super) fn was_written(&self) -> bool {
         self.file.as_ref().is_some_and(|file| Content::was_written(self.content, file))
     }
-
-    /// Its state when it was examined, if that is known.
-    pub(super) const fn content(&self) -> Option<Content> {
-        self.content
-    }
 }
+
+/// Takes a file with an allocator that was read while it had this content, and the table of allocators.
+pub(crate) type ReadOn = Arc<dyn Fn(Content, &File, FileImage, &Table) + Send + Sync>;
 
 /// All examined files.
 pub struct ExaminedFiles {
     rules: KernelRules,
-    table: Table,
-    sources: Sources,
+    /// The allocators to look for.
+    pub table: Table,
+    /// The sources of samples to look for.
+    pub sources: Sources,
     by_key: HashMap<FileKey, ExaminedFile>,
     /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was
     /// through the overlay. The kernel places probes on the inode beneath.
@@ -117,6 +118,8 @@ pub struct ExaminedFiles {
     large_aside: Aside<FileKey, ExaminedFile>,
     /// Files that were examined aside, and that [`examine`](Self::examine) was not called for since.
     fresh: HashSet<FileKey>,
+    /// What those threads do with a file that has an allocator, while it is in memory.
+    pub(crate) read_on: Option<ReadOn>,
 }
 
 impl ExaminedFiles {
@@ -133,24 +136,13 @@ impl ExaminedFiles {
             aside: Aside::new("examine"),
             large_aside: Aside::new("examine-large"),
             fresh: HashSet::new(),
+            read_on: None,
         }
-    }
-
-    /// Selects the sources of samples to look for.
-    #[must_use]
-    pub const fn of(mut self, sources: Sources) -> Self {
-        self.sources = sources;
-        self
     }
 
     /// Whether an examined file has no allocator, but contains a program that announces its samples.
     pub fn announces(&self, key: FileKey) -> bool {
         self.get(key).is_some_and(|file| file.announces && self.sources == Sources::AllocatorsOrAnnouncements)
-    }
-
-    /// The allocators to look for.
-    pub const fn table(&self) -> &Table {
-        &self.table
     }
 
     /// Returns a file's key. A file that is seen both through an overlay mount and beneath it keeps the key of its
@@ -189,7 +181,7 @@ impl ExaminedFiles {
         if self.is_known(key, file) {
             return Ok((key, self.plan(key).is_some()));
         }
-        let examined = examined(path.to_owned(), Arc::clone(file), (&self.rules, &self.table, self.sources));
+        let examined = examined(path.to_owned(), Arc::clone(file), (&self.rules, &self.table, self.sources), None);
         let is_hookable = examined.plan.is_ok();
         self.insert(key, examined);
         Ok((key, is_hookable))
@@ -261,10 +253,10 @@ impl ExaminedFiles {
             return false;
         }
         let (rules, table, sources, is_large) = (self.rules, self.table.clone(), self.sources, is_large(file));
-        let (path, file) = (path.to_owned(), Arc::clone(file));
+        let (path, file, read_on) = (path.to_owned(), Arc::clone(file), self.read_on.clone());
         self.aside(is_large).begin(key, move || {
             let _raised = is_awaited.then(RaisedPriority::begin);
-            let examined = examined(path, file, (&rules, &table, sources));
+            let examined = examined(path, file, (&rules, &table, sources), read_on.as_ref());
             if is_large {
                 give_memory_back();
             }
@@ -299,22 +291,17 @@ impl ExaminedFiles {
             return false;
         }
         let (large, small): (Vec<_>, Vec<_>) = new.into_iter().partition(|(_, (_, file))| is_large(file));
-        let small = Mutex::new(small);
-        let how = (&self.rules, &self.table, self.sources);
-        let work = |large: Vec<(FileKey, (String, Arc<File>))>| {
-            // The lock is released before the file is read.
-            let small = std::iter::from_fn(|| small.lock().ok().and_then(|mut queue| queue.pop()));
-            let files = large.into_iter().chain(small);
-            files.map(|(key, (path, file))| (key, self::examined(path, file, how))).collect::<Vec<_>>()
-        };
-        let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
-            let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            // The first thread gets all large files.
-            let shares = std::iter::once(large).chain(std::iter::repeat_with(Vec::new)).take(threads);
-            let workers: Vec<_> = shares.map(|large| scope.spawn(move || work(large))).collect();
-            workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
+        // All large files are one job, which begins first.
+        let jobs = std::iter::once(large).chain(small.into_iter().map(|file| vec![file])).collect();
+        let (how, done) = ((&self.rules, &self.table, self.sources), Mutex::new(Vec::new()));
+        on_all_processors(jobs, |files: Vec<(FileKey, (String, Arc<File>))>| {
+            for (key, (path, file)) in files {
+                let examined = examined(path, file, how, None);
+                done.lock().unwrap_or_else(PoisonError::into_inner).push((key, examined));
+            }
         });
-        examined.into_iter().for_each(|(key, examined)| self.insert(key, examined));
+        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        done.into_iter().for_each(|(key, examined)| self.insert(key, examined));
         true
     }
 
@@ -386,12 +373,21 @@ fn is_large(file: &File) -> bool {
 }
 
 /// Reads and plans a file, and keeps it open if there is something to hook.
-fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+fn examined(
+    path: String,
+    file: Arc<File>,
+    how: (&KernelRules, &Table, Sources),
+    read_on: Option<&ReadOn>,
+) -> ExaminedFile {
     // It may be written to while it is read.
     let content = Content::of(&file).ok();
     // Its reader should not panic, however hostile the file is. If it does, the file is not read again.
     let examined = catch_unwind(AssertUnwindSafe(|| planned(&path, &file, how)));
-    let examined = examined.unwrap_or_else(|_| nothing(&path, AttachError::Damaged("contents")));
+    let (examined, image) = examined.unwrap_or_else(|_| (nothing(&path, AttachError::Damaged("contents")), None));
+    if let (Some(read_on), Some(content), Some(image)) = (read_on, content, image) {
+        // What is wrong with a file there is reported when it is to be hooked.
+        let _ = catch_unwind(AssertUnwindSafe(|| read_on(content, &file, image, how.1)));
+    }
     ExaminedFile { content, file: examined.plan.is_ok().then_some(file), ..examined }
 }
 
@@ -408,23 +404,24 @@ fn nothing(path: &str, why: AttachError) -> ExaminedFile {
     }
 }
 
-fn planned(path: &str, file: &File, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+/// The file, and how it was read if it has an allocator.
+fn planned(path: &str, file: &File, how: (&KernelRules, &Table, Sources)) -> (ExaminedFile, Option<FileImage>) {
     let (rules, table, sources) = how;
     let nothing = nothing(path, AttachError::NoAnnouncements);
     if sources == Sources::Announcements {
         let plan = announced(file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
-        return ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing };
+        return (ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing }, None);
     }
-    let Examination { plan, runtime, objects } = examine_avoiding(file, path, rules, table, &BTreeSet::new());
+    let Examination { plan, runtime, objects, image } = examine_avoiding(file, path, rules, table, &BTreeSet::new());
     let has_none =
         matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::Alone { .. } | AttachError::StaticStripped));
     if has_none
         && sources == Sources::AllocatorsOrAnnouncements
         && let Ok(Some(announced)) = announced(file, rules)
     {
-        return ExaminedFile { plan: Ok(announced), announces: true, runtime, ..nothing };
+        return (ExaminedFile { plan: Ok(announced), announces: true, runtime, ..nothing }, None);
     }
-    ExaminedFile { plan: plan.map_err(Arc::new), runtime, objects, ..nothing }
+    (ExaminedFile { plan: plan.map_err(Arc::new), runtime, objects, ..nothing }, image)
 }
 
 #[cfg(test)]
@@ -432,18 +429,9 @@ impl ExaminedFiles {
     /// Adds a file with a given plan.
     pub(super) fn add(&mut self, path: &str, file: File, plan: Result<AllocatorFile, AttachError>) -> FileKey {
         let key = FileKey::of(&file).expect("stat of an open file");
-        self.by_key.insert(
-            key,
-            ExaminedFile {
-                path: path.into(),
-                content: Content::of(&file).ok(),
-                file: Some(Arc::new(file)),
-                plan: plan.map_err(Arc::new),
-                announces: false,
-                runtime: None,
-                objects: None,
-            },
-        );
+        let nothing = nothing(path, AttachError::NoAnnouncements);
+        let (content, file, plan) = (Content::of(&file).ok(), Some(Arc::new(file)), plan.map_err(Arc::new));
+        self.by_key.insert(key, ExaminedFile { content, file, plan, ..nothing });
         key
     }
 }

@@ -1,28 +1,29 @@
 //! Decides which examined files are hooked, for which processes, and with which links. Links are made when processes
 //! need them.
 
+mod links;
+
 use std::collections::HashSet;
 use std::collections::btree_map::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
-use std::ffi::CString;
-use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::side_by_side::Aside;
+use heapbpf_kernel::KernelError;
 use heapbpf_kernel::mappings::MappingProbes;
-use heapbpf_kernel::programs::{Links, ProbePoint, Role};
-use heapbpf_kernel::{KernelError, is_of_an_instruction};
-use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, ReturnProbe, Table};
-use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
+use heapbpf_kernel::programs::Links;
+use heapbpf_probes::{AttachError, KernelRules, PlannedSite, ReturnProbe, Table};
+use sampler_ebpf::abi::{FileRanges, Site};
 
+use self::links::{Job, LinkedPart};
 use super::audit::file_audit;
-use super::content::{Content, Watch};
-use super::files::{ExaminedFile, ExaminedFiles, FileKey, Sources};
-use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
+use super::content::Watch;
+use super::files::{ExaminedFile, ExaminedFiles, FileKey};
+use super::linker::{LinkResult, Linker, ProbeLinks, SiteTable};
 
 /// Maximum number of named processes with links of their own to one file. On every hit of an instruction the kernel
 /// checks each link there, whichever process it is for (about 50 ns each), and a session link for another process makes
@@ -58,27 +59,18 @@ pub enum HookError {
         source: KernelError,
     },
     /// The file has changed since it was examined.
-    #[error("{path}: it was overwritten while it was examined")]
-    Overwritten {
-        /// Its path.
-        path: String,
-    },
+    #[error("{0}: it was overwritten while it was examined")]
+    Overwritten(String),
     /// See [`Hooks::must_be_shared`].
     #[error(
-        "{path}: a function may call code that switches to another stack before it returns, and its return \
+        "{0}: a function may call code that switches to another stack before it returns, and its return \
          instructions cannot be found: this needs probes that serve every process (--comm or --all with --hook \
          probe)"
     )]
-    MustBeShared {
-        /// Its path.
-        path: String,
-    },
+    MustBeShared(String),
     /// See [`Hooks::hook_aside`].
-    #[error("{path}: its probes are being made")]
-    UnderWay {
-        /// Its path.
-        path: String,
-    },
+    #[error("{0}: its probes are being made")]
+    UnderWay(String),
 }
 
 impl HookError {
@@ -113,37 +105,13 @@ struct HookedFile {
 /// A file, and the process that links to it are for; `None` means all processes.
 type Served = (FileKey, Option<u32>);
 
-/// Links, or why the kernel refuses them.
-type LinkResult<L> = Result<(L, Refused), KernelError>;
-
-/// The links to make to a file.
-struct Job {
-    file: Arc<File>,
-    /// Its state when it was examined.
-    content: Option<Content>,
-    points: Vec<ProbePoint>,
-    pid: Option<u32>,
-}
-
-impl Job {
-    fn make<K: Linker>(&self, linker: &K) -> LinkResult<K::Links> {
-        // This may have waited for other links.
-        if Content::was_written(self.content, &self.file) {
-            return Err(KernelError::Object("the file was overwritten".to_owned()));
-        }
-        // Opening by descriptor reaches exactly this file, whatever has become of its path.
-        let by_descriptor = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd())).unwrap_or_default();
-        link(linker, &by_descriptor, &self.points, self.pid)
-    }
-}
-
 /// All hooked files and their links. Dropping it removes every probe.
 pub struct Hooks<L = Links> {
     /// The examined files.
     pub files: ExaminedFiles,
     hooked: HashMap<FileKey, HookedFile>,
-    /// The audits of files that were hooked inline.
-    inline: HashMap<FileKey, Arc<FileAudit>>,
+    /// The audits of files that were hooked inline in a process.
+    pub inline: HashMap<FileKey, Arc<FileAudit>>,
     links: HashMap<Served, L>,
     /// Makes links while the recording goes on.
     making: Aside<Served, LinkResult<L>>,
@@ -158,15 +126,17 @@ pub struct Hooks<L = Links> {
     /// Files that another tracer has already patched, with the time when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
     /// Row of the allocator table for each site, by the site's index.
-    functions: Vec<u16>,
-    /// Probes on the system calls that map memory, if requested.
-    mappings: Option<MappingProbes>,
+    pub functions: Vec<u16>,
+    /// Probes on the system calls that map memory, if requested. They are linked after the allocators are hooked. With
+    /// them, allocator calls are tracked while they are in flight, so that mappings an allocator makes for itself are
+    /// attributed to it.
+    pub mappings: Option<MappingProbes>,
     /// Whether frees are tracked.
     frees: bool,
-    /// Whether tracking of frees was stopped.
-    gave_up_frees: bool,
+    /// Whether frees were tracked and the tracking was stopped.
+    pub gave_up_frees: bool,
     /// The functions to hook. `None` means all.
-    only: Option<&'static [&'static str]>,
+    pub only: Option<&'static [&'static str]>,
 }
 
 impl<L: ProbeLinks + Send + 'static> Hooks<L> {
@@ -189,49 +159,6 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             gave_up_frees: false,
             only: None,
         }
-    }
-
-    /// Restricts hooking to these functions.
-    #[must_use]
-    pub fn only(mut self, functions: &'static [&'static str]) -> Self {
-        self.only = Some(functions);
-        self
-    }
-
-    /// Selects the sources of samples to look for.
-    #[must_use]
-    pub fn of(mut self, sources: Sources) -> Self {
-        self.files = self.files.of(sources);
-        self
-    }
-
-    /// Also probes mapping system calls. Allocator calls are then tracked while they are in flight, so that mappings an
-    /// allocator makes for itself are attributed to it.
-    #[must_use]
-    pub fn with_mappings(mut self, mappings: Option<MappingProbes>) -> Self {
-        self.mappings = mappings;
-        self
-    }
-
-    /// Links the probes on mapping system calls, if requested. Must be called after the allocators are hooked.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn follow_mappings(&mut self) -> Result<(), KernelError> {
-        self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
-    }
-
-    /// Maximum number of mapping system calls that may have been missed.
-    ///
-    /// # Errors
-    /// The kernel does not report it.
-    pub fn mapping_calls_skipped(&self) -> Result<u64, KernelError> {
-        self.mappings.as_ref().map_or(Ok(0), MappingProbes::runs_skipped)
-    }
-
-    /// Whether mapping system calls are probed.
-    pub const fn has_mappings(&self) -> bool {
-        self.mappings.is_some()
     }
 
     /// Hooks an examined file for one process, or for all processes.
@@ -277,7 +204,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             }
             self.asked.insert((key, pid), None);
         }
-        Err(HookError::UnderWay { path: self.files.path(key).unwrap_or_default().to_owned() })
+        Err(HookError::UnderWay(self.files.path(key).unwrap_or_default().to_owned()))
     }
 
     /// Takes in the links that the other thread has made.
@@ -315,7 +242,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             (Ok(_), None) => return Ok(None),
         };
         if pid.is_some() && self.must_be_shared(key, kind) {
-            return Err(HookError::MustBeShared { path: path.clone() });
+            return Err(HookError::MustBeShared(path.clone()));
         }
         let refused = |source| HookError::Kernel { path: path.clone(), source };
         let wanted = LinkedPart { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: kind };
@@ -337,9 +264,9 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
             self.watch.add(key, file);
         }
         if examined.was_written() {
-            return Err(HookError::Overwritten { path: path.clone() });
+            return Err(HookError::Overwritten(path.clone()));
         }
-        Ok(Some(Job { file: Arc::clone(file), content: examined.content(), points, pid }))
+        Ok(Some(Job { file: Arc::clone(file), content: examined.content, points, pid }))
     }
 
     /// Takes in the links to a file that were planned.
@@ -347,7 +274,7 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         let Some(ExaminedFile { path, plan: Ok(plan), .. }) = self.files.get(key) else { return Ok(()) };
         let Some(hooked) = self.hooked.get_mut(&key) else { return Ok(()) };
         if self.files.get(key).is_some_and(ExaminedFile::was_written) {
-            return Err(HookError::Overwritten { path: path.clone() });
+            return Err(HookError::Overwritten(path.clone()));
         }
         let (mut links, unprobed) = made.map_err(|source| {
             if matches!(source, KernelError::Conflict) {
@@ -460,11 +387,6 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         }
     }
 
-    /// Whether frees were tracked and the tracking was stopped.
-    pub const fn gave_up_frees(&self) -> bool {
-        self.gave_up_frees
-    }
-
     /// Makes all links loose ([`take_loose`](Self::take_loose)).
     pub fn loosen_all(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
@@ -552,11 +474,6 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         }
     }
 
-    /// The audit of a file that was hooked inline in a process.
-    pub fn audited_inline(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
-        self.inline.get(&key)
-    }
-
     /// The audits of all hooked files, by path.
     pub fn audit(&self) -> Vec<Arc<FileAudit>> {
         let probed = self.hooked.values().filter_map(|hooked| hooked.audit.clone());
@@ -573,16 +490,6 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
         Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.frees, refused))
     }
-
-    /// Row of the allocator table for each site, by the site's index.
-    pub fn functions(&self) -> &[u16] {
-        &self.functions
-    }
-
-    /// Name of a function by its row.
-    pub fn function_name(&self, function: u16) -> &str {
-        self.files.table().function_name(function).unwrap_or("?")
-    }
 }
 
 /// Records the functions of sites, starting at the index of the first.
@@ -590,95 +497,6 @@ fn set_functions(functions: &mut Vec<u16>, first_site: u32, sites: &[Site]) {
     let (first, past) = (first_site as usize, first_site as usize + sites.len());
     functions.resize(functions.len().max(past), u16::MAX);
     functions[first..past].iter_mut().zip(sites).for_each(|(function, site)| *function = site.function);
-}
-
-/// What part of a plan is linked.
-struct LinkedPart {
-    /// The functions. `None` means all.
-    only: Option<&'static [&'static str]>,
-    /// Whether freeing functions are linked.
-    frees: bool,
-    /// Whether allocator calls are tracked while in flight, because mapping system calls are probed.
-    calls_out: bool,
-    /// Kind of the links.
-    link: LinkKind,
-}
-
-impl LinkedPart {
-    fn is_met_by(&self, planned: &PlannedSite) -> bool {
-        self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (self.frees || planned.return_needed)
-    }
-
-    fn end_seen(&self, planned: &PlannedSite) -> EndSeen {
-        planned.end_seen(self.link == LinkKind::Session)
-    }
-
-    fn site(&self, planned: &PlannedSite) -> Site {
-        let calls_out = if self.calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
-        let return_sites = if self.end_seen(planned) == EndSeen::AtReturnSites { SITE_RETURN_SITES_PROBED } else { 0 };
-        Site { flags: planned.site.flags | calls_out | return_sites, ..planned.site }
-    }
-
-    /// The instructions to link, except those that the kernel has refused before.
-    fn points(&self, plan: &AllocatorFile, hooked: &HookedFile) -> Vec<ProbePoint> {
-        // Several functions may end in the same code.
-        let mut return_sites = HashSet::new();
-        (hooked.first_site..)
-            .zip(&plan.sites)
-            .filter(|(_, planned)| self.is_met_by(planned))
-            .flat_map(|(index, planned)| self.points_of(planned, index))
-            .filter(|point| !hooked.refused.contains_key(&point.offset))
-            .filter(|point| point.role != Role::ReturnSite || return_sites.insert(point.offset))
-            .collect()
-    }
-
-    /// The instructions that get the probes of a site.
-    fn points_of(&self, planned: &PlannedSite, index: u32) -> Vec<ProbePoint> {
-        let end = self.end_seen(planned);
-        if let Some(semaphore) = planned.announces {
-            let role = match planned.return_needed {
-                true => Role::Announces { semaphore },
-                false => Role::AnnouncesFree { semaphore },
-            };
-            return vec![ProbePoint { offset: planned.site.offset, cookie: planned.site.cookie(index).0, role }];
-        }
-        let role = match end {
-            _ if !planned.return_needed => Role::Frees,
-            EndSeen::Returning => Role::Allocates,
-            EndSeen::AtReturnSites | EndSeen::Never => Role::AllocatesWithoutReturn,
-            EndSeen::Unhookable => return Vec::new(),
-        };
-        let entry = ProbePoint { offset: planned.site.offset, cookie: self.site(planned).cookie(index).0, role };
-        let return_sites = planned.return_sites.iter().filter(|_| end == EndSeen::AtReturnSites);
-        let return_sites = return_sites.map(|site| ProbePoint {
-            offset: site.offset,
-            cookie: site.result.cookie(index).0,
-            role: Role::ReturnSite,
-        });
-        std::iter::once(entry).chain(return_sites).collect()
-    }
-}
-
-/// Makes the links to a file: all points at once or, if the kernel refuses a probe on some instruction, each
-/// separately. Returns the refused points with the kernel's error. [`KernelError::Conflict`] means that another tracer
-/// has patched the file.
-fn link<K: Linker>(
-    linker: &K,
-    path: &CString,
-    points: &[ProbePoint],
-    pid: Option<u32>,
-) -> Result<(K::Links, Refused), KernelError> {
-    match linker.link(path, points, pid) {
-        Ok(links) => Ok((links, Vec::new())),
-        Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
-            Err(KernelError::Conflict)
-        }
-        Err(KernelError::Link { source, what }) if is_of_an_instruction(&source) => {
-            let (links, refused) = linker.link_each(path, points, pid)?;
-            if refused.len() == points.len() { Err(KernelError::Link { source, what }) } else { Ok((links, refused)) }
-        }
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

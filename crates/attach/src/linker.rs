@@ -12,6 +12,9 @@ use sampler_ebpf::abi::{FileRanges, Site};
 /// Instructions where the kernel refuses a probe, as file offset and error text.
 pub type Refused = Vec<(u64, String)>;
 
+/// Links, or why the kernel refuses them.
+pub type LinkResult<L> = Result<(L, Refused), KernelError>;
+
 /// Links instructions of files to BPF programs.
 pub trait Linker {
     /// The links to one file. Dropping them removes the probes.
@@ -31,12 +34,7 @@ pub trait Linker {
     ///
     /// # Errors
     /// The kernel refuses the file or the process. Then nothing is linked.
-    fn link_each(
-        &self,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-    ) -> Result<(Self::Links, Refused), KernelError>;
+    fn link_each(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> LinkResult<Self::Links>;
 }
 
 /// The links to one file.
@@ -69,12 +67,7 @@ impl Linker for Programs {
         self.attach(path, points, pid)
     }
 
-    fn link_each(
-        &self,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-    ) -> Result<(Links, Refused), KernelError> {
+    fn link_each(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> LinkResult<Links> {
         self.attach_each(path, points, pid)
     }
 }

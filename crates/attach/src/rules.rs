@@ -9,11 +9,13 @@ use heapbpf_probes::{KernelRules, Machine};
 pub fn of_this_kernel(programs: Option<&Programs>) -> KernelRules {
     let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
     // On any other machine the BPF programs would not have loaded.
-    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+    let machine = Machine::host().unwrap_or(Machine::X86_64);
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    rules
-        .with_optimized_no_ops(programs.map(no_ops::optimized).unwrap_or_default())
-        .with_shadow_stacks(has_shadow_stacks(&processors))
+    KernelRules {
+        optimized_no_ops: programs.map(no_ops::optimized).unwrap_or_default(),
+        has_shadow_stacks: has_shadow_stacks(&processors),
+        ..KernelRules::of(machine, version)
+    }
 }
 
 /// Whether processes may have shadow stacks, according to `/proc/cpuinfo`: the processor has them and the kernel lets

@@ -4,7 +4,7 @@ use object::Endianness;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
 
-use crate::tables::{program_headers, section_headers};
+use crate::headers::{program_headers, section_headers};
 use crate::{Image, Pieces, read_range};
 
 /// Longest valid build ID, bytes (SHA-1 has 20, SHA-256 32).

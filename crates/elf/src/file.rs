@@ -5,8 +5,7 @@ use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64, Sym64};
 use object::read::ReadRef;
 use object::read::elf::{FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, Sym as _};
 
-use crate::section::name_at;
-use crate::tables::{program_headers, section_headers, section_names};
+use crate::headers::{name_at, program_headers, section_headers, section_names};
 use crate::{Elf, ElfError, Image, MAX_NAMES, Pieces, SHT_NOBITS, Section, Segment, Symbol, text_at};
 
 pub(crate) type Header = FileHeader64<LittleEndian>;

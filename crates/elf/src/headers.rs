@@ -1,8 +1,14 @@
-//! The headers of an ELF file: they map between addresses and file offsets.
+//! The headers of an ELF file, which map between addresses and file offsets, and sections with their contents,
+//! decompressed.
 
-use object::elf;
+use std::io::Read as _;
 
-use crate::section::{SHT_NOBITS, Section};
+use object::LittleEndian;
+use object::elf::{self, CompressionHeader64};
+use object::read::ReadRef;
+use object::read::elf::{CompressionHeader as _, FileHeader, SectionHeader as _};
+
+use crate::{ElfError, Image, MAX_SECTION_NAME_BYTES, MAX_SECTIONS, MAX_SEGMENTS, read_range};
 
 /// Type of the segment that holds `.eh_frame_hdr`. Files without section headers have it, too.
 pub const PT_GNU_EH_FRAME: u32 = elf::PT_GNU_EH_FRAME.0;
@@ -155,4 +161,142 @@ impl Elf {
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections.iter().find(|section| section.name == name && section.kind != SHT_NOBITS)
     }
+}
+
+/// Type of a section without bytes in the file.
+pub const SHT_NOBITS: u32 = elf::SHT_NOBITS.0;
+/// Longest section name, bytes; a longer one is treated as missing.
+const MAX_NAME_BYTES: usize = 64;
+const COMPRESSION_HEADER_BYTES: u64 = size_of::<Header>() as u64;
+
+type Header = CompressionHeader64<LittleEndian>;
+const LE: LittleEndian = LittleEndian;
+
+/// A section header.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Name; bytes that are not UTF-8 are replaced.
+    pub name: String,
+    /// `SHT_*`.
+    pub kind: u32,
+    pub(crate) flags: elf::SectionFlags,
+    /// Virtual address, as the file states it.
+    pub address: u64,
+    /// File offset, bytes.
+    pub offset: u64,
+    /// Size in the file, bytes.
+    pub bytes: u64,
+}
+
+impl Section {
+    /// Whether it is code.
+    #[must_use]
+    pub fn is_code(&self) -> bool {
+        self.kind == elf::SHT_PROGBITS.0 && self.flags.contains(elf::SHF_EXECINSTR)
+    }
+
+    /// Whether the bytes in the file are compressed.
+    #[must_use]
+    pub fn is_compressed(&self) -> bool {
+        self.flags.contains(elf::SHF_COMPRESSED)
+    }
+
+    /// Its flags without the compression flag.
+    #[must_use]
+    pub fn flags_when_plain(&self) -> u64 {
+        self.flags.0 & !elf::SHF_COMPRESSED.0
+    }
+
+    /// Size of the section when decompressed, bytes, as its header claims.
+    ///
+    /// # Errors
+    /// [`ElfError`] if the section exceeds a limit, lies past the end of the file, or is malformed.
+    pub fn plain_bytes(&self, image: &dyn Image) -> Result<u64, ElfError> {
+        if !self.is_compressed() {
+            return Ok(self.bytes);
+        }
+        let header = read_range(image, &self.name, self.offset, COMPRESSION_HEADER_BYTES, COMPRESSION_HEADER_BYTES)?;
+        Ok(compression(&header)?.0.ch_size(LE))
+    }
+
+    /// Reads the section, and decompresses it if it is compressed. Neither size may exceed `limit` bytes.
+    ///
+    /// # Errors
+    /// [`ElfError`] if the section exceeds a limit, lies past the end of the file, or is malformed.
+    pub fn read(&self, image: &dyn Image, limit: u64) -> Result<Vec<u8>, ElfError> {
+        let raw = read_range(image, &self.name, self.offset, self.bytes, limit)?;
+        if !self.is_compressed() {
+            return Ok(raw);
+        }
+        let (header, packed) = compression(&raw)?;
+        let bytes = header.ch_size(LE);
+        if bytes > limit {
+            return Err(ElfError::TooLarge { what: self.name.clone(), bytes, limit });
+        }
+        let mut plain = Vec::new();
+        match header.ch_type(LE) {
+            elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).take(bytes).read_to_end(&mut plain)?,
+            // The library limits the window size that a frame may request (100 MiB).
+            elf::ELFCOMPRESS_ZSTD => {
+                let decoder = ruzstd::decoding::StreamingDecoder::new(packed);
+                let decoder = decoder.map_err(|_| ElfError::Malformed("compressed section"))?;
+                decoder.take(bytes).read_to_end(&mut plain)?
+            }
+            _ => return Err(ElfError::Malformed("section compressed in an unknown way")),
+        };
+        Ok(plain)
+    }
+}
+
+/// Splits a compressed section into its header and the compressed bytes.
+fn compression(raw: &[u8]) -> Result<(&Header, &[u8]), ElfError> {
+    object::pod::from_bytes(raw).map_err(|()| ElfError::Malformed("compressed section"))
+}
+
+/// Returns the name at offset `start` of the section name table.
+pub(crate) fn name_at(names: &[u8], start: u32) -> String {
+    let rest = names.get(start as usize..).unwrap_or_default();
+    let end = rest.iter().take(MAX_NAME_BYTES).position(|byte| *byte == 0).unwrap_or(0);
+    String::from_utf8_lossy(&rest[..end]).into_owned()
+}
+
+/// Returns the program headers, unless there are too many.
+pub(crate) fn program_headers<'d, H: FileHeader, R: ReadRef<'d>>(
+    header: &H,
+    endian: H::Endian,
+    data: R,
+) -> Result<&'d [H::ProgramHeader], ElfError> {
+    const WHAT: &str = "program headers";
+    let count = header.phnum(endian, data).map_err(|_| ElfError::Malformed(WHAT))? as usize;
+    let is_usual = usize::from(header.e_phentsize(endian)) == size_of::<H::ProgramHeader>();
+    if count > MAX_SEGMENTS || (count > 0 && !is_usual) {
+        return Err(ElfError::Malformed(WHAT));
+    }
+    let cut = |_| ElfError::Table { what: WHAT, error: std::io::ErrorKind::UnexpectedEof.into() };
+    header.program_headers(endian, data).map_err(cut)
+}
+
+/// Returns the section headers, unless they cannot be read or there are too many.
+pub(crate) fn section_headers<'d, H: FileHeader, R: ReadRef<'d>>(
+    header: &H,
+    endian: H::Endian,
+    data: R,
+) -> Option<&'d [H::SectionHeader]> {
+    let count = header.shnum(endian, data).ok()? as usize;
+    (count <= MAX_SECTIONS).then(|| header.section_headers(endian, data).ok()).flatten()
+}
+
+/// Returns the string table with the section names; empty if the file has none.
+pub(crate) fn section_names<'d, H: FileHeader, R: ReadRef<'d>>(
+    header: &H,
+    endian: H::Endian,
+    data: R,
+    sections: &[H::SectionHeader],
+) -> Option<&'d [u8]> {
+    if sections.is_empty() || header.e_shstrndx(endian) == elf::SHN_UNDEF {
+        return Some(&[]);
+    }
+    let names = sections.get(header.section_strings_index(endian, data).ok()?.0)?;
+    let (offset, bytes) = names.file_range(endian)?;
+    (bytes <= MAX_SECTION_NAME_BYTES).then(|| data.read_bytes_at(offset, bytes).ok()).flatten()
 }

@@ -1,10 +1,9 @@
-//! Random access to the bytes of a file: the trait [`Image`].
+//! Random access to the bytes of a file (the trait [`Image`]) and to a process's memory ([`Memory`]), and why an ELF file
+//! cannot be used.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-
-use crate::ElfError;
 
 /// The bytes of a file. A file is read with `pread`, never mapped: if its owner truncates it, a read fails, whereas
 /// access to a memory mapping would raise SIGBUS.
@@ -83,4 +82,46 @@ pub fn read_range(image: &dyn Image, what: &str, offset: u64, bytes: u64, limit:
     let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| ElfError::Malformed("size"))?];
     image.read_at(offset, &mut buffer)?;
     Ok(buffer)
+}
+
+/// The memory of a process.
+pub trait Memory {
+    /// Fills `buffer` from `address`. Returns `false` if not all of it can be read.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+}
+
+/// Why an ELF file, or a part of it, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ElfError {
+    /// The file cannot be read, or is shorter than its headers claim.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A header table cannot be read, or lies past the end of the file.
+    #[error("{error}")]
+    Table {
+        /// Which table.
+        what: &'static str,
+        /// The read error.
+        #[source]
+        error: io::Error,
+    },
+    /// The file is not an ELF file.
+    #[error("not a 64-bit little-endian ELF file")]
+    NotElf,
+    /// The file is a 32-bit or a big-endian ELF file.
+    #[error("not a 64-bit little-endian ELF file")]
+    NotSixtyFourBit,
+    /// The file is malformed; the text says which part.
+    #[error("malformed ELF file: {0}")]
+    Malformed(&'static str),
+    /// Something exceeds its limit.
+    #[error("{what} has {bytes} bytes, more than the {limit} that are allowed")]
+    TooLarge {
+        /// What is too large.
+        what: String,
+        /// Its size, bytes.
+        bytes: u64,
+        /// The limit, bytes.
+        limit: u64,
+    },
 }

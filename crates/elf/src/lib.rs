@@ -23,30 +23,22 @@
 pub mod bounded;
 pub mod build_id;
 pub mod debug_link;
-pub mod debugdata;
-mod error;
 pub mod file;
 #[cfg(test)]
 mod fuzzed;
 pub mod headers;
 pub mod image;
-mod memory;
-pub mod section;
 pub mod symbols;
-mod tables;
 
 // Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_elf;
 
 pub use bounded::Pieces;
-pub use error::ElfError;
 pub use file::{Dynamic, DynamicNames, ElfFile, Relocation};
-pub use headers::{Elf, PT_GNU_EH_FRAME, Segment};
-pub use image::{Image, read_range};
-pub use memory::Memory;
-pub use section::{SHT_NOBITS, Section};
-pub use symbols::{Symbol, Symbols};
+pub use headers::{Elf, PT_GNU_EH_FRAME, SHT_NOBITS, Section, Segment};
+pub use image::{ElfError, Image, Memory, read_range};
+pub use symbols::{Symbol, Symbols, unpack_debugdata};
 
 /// Maximum number of program headers that are read. Linux does not run a file with more than 64 KiB of them.
 pub const MAX_SEGMENTS: usize = (64 << 10) / 56;

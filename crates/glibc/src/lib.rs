@@ -3,8 +3,8 @@
 //!
 //! `main_arena` is recognised among the C library's variables by its contents (`arena`), and the other arenas are
 //! linked to it. The blocks of an arena are adjacent, each with its size in front (`walk`). Blocks in thread caches and
-//! in fast bins look as if they were in use: the former have a key in their second word (`variables`), the latter are
-//! in lists (`fast`). Large blocks have mappings of their own (`mapped`). A census (`census`) also counts blocks by
+//! in fast bins look as if they were in use: the former have a key in their second word (`arena`), the latter are
+//! in lists (`reading`). Large blocks have mappings of their own (`mapped`). A census (`census`) also counts blocks by
 //! type (`types`) and size (`tally`), and the blocks of CPython's small-object allocator (`pools`).
 //!
 //! The process keeps running and controls its memory, so anything may be read there. Each step is therefore checked and
@@ -17,7 +17,6 @@ mod arena;
 mod census;
 #[cfg(test)]
 mod census_tests;
-mod fast;
 #[cfg(test)]
 mod fuzzed;
 mod mapped;
@@ -30,7 +29,6 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod types;
-mod variables;
 mod walk;
 
 // Code shared with the fuzz target refers to the crate by name.
@@ -39,11 +37,11 @@ extern crate self as heapbpf_glibc;
 
 use std::ops::{Range, RangeInclusive};
 
+use arena::Variables;
 use pages::Pages;
 use reading::{ATTEMPTS, How};
 use tally::Tally;
 use types::Types;
-use variables::Variables;
 use walk::Sums;
 
 pub use census::{Census, RangeSizes, Row, What, census};

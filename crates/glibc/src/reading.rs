@@ -1,13 +1,13 @@
-//! Reads one arena, and repeats that if it changes in the process.
+//! Reads one arena, and repeats that if it changes in the process. Fast bins are lists of small free blocks that are not
+//! merged with their neighbours, and therefore look as if they were in use.
 
-use crate::arena::{Arena, FAST_BINS, Region, Why};
+use crate::arena::{Arena, FAST_BINS, Region, Variables, Why};
 use crate::pages::Pages;
 use crate::types::Types;
-use crate::variables::Variables;
-use crate::walk::{Blocks, Sums, walk};
-use crate::{Heap, Space, fast};
+use crate::walk::{BITS, Blocks, HEADER, Linked, Sums, walk};
+use crate::{Heap, Space};
 
-/// How often an arena that changes while it is read is read again.
+/// How often an arena or a list that changes while it is read is read again.
 pub(crate) const ATTEMPTS: usize = 3;
 
 /// The result of one attempt.
@@ -90,7 +90,7 @@ fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How, type
         (unread_bytes, why) = (unread_bytes.saturating_add(elsewhere), why.worst(Why::Inconsistent));
     }
     let linked = how.is_mangled.then_some(&sums.linked);
-    let lists = match fast::cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
+    let lists = match cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
         Some(lists) => lists,
         // Nearly all blocks that look linked are in fast bins.
         None if how.is_mangled => {
@@ -106,4 +106,43 @@ fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How, type
     sums.tally.without_lists(&lists);
     sums.used = sums.used.without(sums.fast);
     Attempt { sums, unread_bytes, why }
+}
+
+/// Maximum number of blocks in a list.
+const MOST_IN_LIST: u64 = 1 << 17;
+
+/// Returns the blocks in each of an arena's fast bins; `None` if the lists make no sense or are too long. `linked`: the
+/// blocks that the walk has found. If they make up the whole list, it need not be followed.
+fn cached(
+    pages: &mut Pages,
+    arena: &Arena,
+    regions: &[Region],
+    linked: Option<&[Linked; FAST_BINS]>,
+) -> Option<[Blocks; FAST_BINS]> {
+    let mut lists = [Blocks::default(); FAST_BINS];
+    for (list, first) in arena.fast.iter().enumerate() {
+        let size = 32 + 16 * list as u64;
+        let found = linked.map(|linked| linked[list]).filter(|found| found.are_list(*first));
+        let mut follow = || (0..ATTEMPTS).find_map(|_| of_list(pages, *first, size, regions, linked.is_some()));
+        lists[list] = found.map(|found| found.blocks).or_else(&mut follow)?;
+    }
+    Some(lists)
+}
+
+fn of_list(pages: &mut Pages, first: u64, size: u64, regions: &[Region], is_mangled: bool) -> Option<Blocks> {
+    let (mut at, mut sum) = (first, Blocks::default());
+    while at != 0 {
+        let is_block =
+            at.is_multiple_of(HEADER) && regions.iter().any(|region| (region.start..region.end).contains(&at));
+        if !is_block || sum.count >= MOST_IN_LIST {
+            return None;
+        }
+        let [_, head, link] = pages.words::<3>(at)?;
+        if head & !BITS != size {
+            return None;
+        }
+        sum.note(size);
+        at = if is_mangled { link ^ ((at + HEADER) >> 12) } else { link };
+    }
+    Some(sum)
 }

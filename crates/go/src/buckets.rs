@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use heapbpf_elf::Memory;
 
 use crate::memory::{Window, words};
-use crate::unread::Unread;
+use crate::version::Unread;
 
 /// Maximum number of buckets of a program.
 pub const MOST_BUCKETS: usize = 1 << 20;

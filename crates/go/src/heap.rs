@@ -8,7 +8,7 @@ use crate::buckets::{self, Bucket, Moments};
 use crate::functions::Places;
 use crate::memory::{Window, words};
 use crate::program::Program;
-use crate::unread::Unread;
+use crate::version::Unread;
 
 /// Maximum number of bytes that are searched for the runtime's description of the program.
 const MOST_SEARCHED_BYTES: u64 = 64 << 20;

@@ -9,12 +9,10 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
-mod code;
 pub mod functions;
 pub mod heap;
 pub mod memory;
 pub mod program;
-mod unread;
 pub mod version;
 
 #[cfg(test)]
@@ -31,5 +29,4 @@ pub use functions::{Function, Functions, Places};
 pub use heap::Heap;
 pub use heapbpf_elf::Memory;
 pub use program::Program;
-pub use unread::{Unread, Unsupported};
-pub use version::{Layout, Version};
+pub use version::{Layout, Unread, Unsupported, Version};

@@ -244,21 +244,4 @@ x-7f0000031000 rw-p 00000000 00:00 0
             assert_eq!(heap.free_bytes - cached, free);
         }
     }
-
-    mod long {
-        use super::*;
-
-        /// Reads the process that `HEAPBPF_ARENAS_OF` names. Prints what it found and how long that took.
-        #[test]
-        fn what_reading_takes_is_printed() {
-            let pid = std::env::var("HEAPBPF_ARENAS_OF").ok().and_then(|pid| pid.parse().ok());
-            let Some(pid) = pid else { return };
-            let start_ns = Stat::read(pid).expect("it runs").start_ns;
-            for _ in 0..5 {
-                let wanted = ArenaRequest { pid, start_ns, version: 36, longest: LONGEST, with_python: true };
-                let (heap, took) = ArenaReader::default().read(wanted).expect("it answers");
-                println!("{took:?}: {:?}", heap.map(|heap| Heap { mapped: Vec::new(), ..heap }));
-            }
-        }
-    }
 }

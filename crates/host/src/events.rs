@@ -29,10 +29,9 @@ impl HostEvents {
     /// # Errors
     /// [`HostError::Events`] if a CPU cannot be watched: a capability is missing, or the kernel has no perf events.
     pub fn open(options: RingOptions) -> Result<Self, HostError> {
-        let failed = |source| HostError::Events { source };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| HostError::Events(error.into()))?;
         let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
-        events.watch_online_cpus().map_err(failed)?;
+        events.watch_online_cpus().map_err(HostError::Events)?;
         Ok(events)
     }
 
@@ -45,7 +44,7 @@ impl HostEvents {
         let mut added = false;
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
         for cpu in parse_cpu_list(&online) {
-            if self.rings.iter().any(|ring| ring.cpu() == cpu) {
+            if self.rings.iter().any(|ring| ring.cpu == cpu) {
                 continue;
             }
             let ring = match PerfRing::open(cpu, self.options) {
@@ -80,12 +79,6 @@ impl HostEvents {
             }
         }
         true
-    }
-
-    /// Number of CPUs watched.
-    #[must_use]
-    pub fn cpus(&self) -> usize {
-        self.rings.len()
     }
 }
 

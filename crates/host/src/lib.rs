@@ -72,19 +72,11 @@ const MAX_ROUNDS: usize = 4;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// Process events are not available.
-    #[error(
-        "cannot listen to process events (perf_event_open): {source}; run as root, or with CAP_PERFMON and CAP_BPF"
-    )]
-    Events {
-        /// The kernel's reason.
-        source: std::io::Error,
-    },
+    #[error("cannot listen to process events (perf_event_open): {0}; run as root, or with CAP_PERFMON and CAP_BPF")]
+    Events(#[source] std::io::Error),
     /// /proc cannot be read.
-    #[error("cannot list processes in /proc: {source}")]
-    Proc {
-        /// The kernel's reason.
-        source: std::io::Error,
-    },
+    #[error("cannot list processes in /proc: {0}")]
+    Proc(#[source] std::io::Error),
 }
 
 /// Options of a [`Host`].
@@ -119,8 +111,6 @@ pub struct Polled {
     pub events: usize,
     /// Records that the kernel dropped.
     pub lost: u64,
-    /// Whether /proc was scanned again because of that.
-    pub rescanned: bool,
     /// Whether more events are pending. There will be no wake-up for them.
     pub more: bool,
 }
@@ -188,7 +178,6 @@ impl Host {
         if self.rescan_due && monotonic_ns().saturating_sub(self.rescanned_ns) > RESCAN_INTERVAL_NS {
             self.scan(false)?;
             self.apply_events(&mut polled);
-            polled.rescanned = true;
         }
         Ok(polled)
     }
@@ -217,7 +206,7 @@ impl Host {
     /// [`HostError::Events`] if an online CPU cannot be watched.
     pub fn tick(&mut self) -> Result<(), HostError> {
         if let Some(events) = &mut self.events {
-            self.rescan_due |= events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
+            self.rescan_due |= events.watch_online_cpus().map_err(HostError::Events)?;
         }
         for pid in self.processes.headless() {
             if process::Stat::read(pid).map_or(true, |stat| stat.without_memory && stat.threads <= 1) {
@@ -308,7 +297,7 @@ impl Host {
     fn scan(&mut self, first: bool) -> Result<(), HostError> {
         let begun_ns = monotonic_ns();
         let suspended_ns = suspended_ns();
-        let pids = process::all_pids().map_err(|source| HostError::Proc { source })?;
+        let pids = process::all_pids().map_err(HostError::Proc)?;
         let mut there = HashSet::with_capacity(pids.len());
         for pid in pids {
             let time_ns = monotonic_ns();

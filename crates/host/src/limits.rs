@@ -36,34 +36,33 @@ pub struct Capability {
     implied_by: Option<u32>,
 }
 
+impl Capability {
+    /// Whether no recording works without it. The others are needed only for some processes, whose audits report them.
+    #[must_use]
+    pub fn is_always_needed(&self) -> bool {
+        ["CAP_BPF", "CAP_PERFMON"].contains(&self.name)
+    }
+
+    /// What to say if it is missing.
+    #[must_use]
+    pub fn if_missing(&self) -> String {
+        format!("missing, needed for {}: run as root or grant it", self.needed_for)
+    }
+}
+
 /// The capabilities needed to profile any process of the host.
-pub const CAPABILITIES: [Capability; 5] = [
-    Capability { name: "CAP_BPF", needed_for: "loading BPF programs", bit: 39, implied_by: Some(CAP_SYS_ADMIN) },
-    Capability {
-        name: "CAP_PERFMON",
-        needed_for: "probes and process events",
-        bit: 38,
-        implied_by: Some(CAP_SYS_ADMIN),
-    },
-    Capability {
-        name: "CAP_SYS_PTRACE",
-        needed_for: "reading other users' processes in /proc",
-        bit: 19,
-        implied_by: None,
-    },
-    Capability {
-        name: "CAP_DAC_READ_SEARCH",
-        needed_for: "reading the files of containers",
-        bit: 2,
-        implied_by: Some(CAP_DAC_OVERRIDE),
-    },
-    Capability {
-        name: "CAP_CHECKPOINT_RESTORE",
-        needed_for: "opening deleted and replaced files of running processes",
-        bit: 40,
-        implied_by: Some(CAP_SYS_ADMIN),
-    },
-];
+pub const CAPABILITIES: [Capability; 5] = {
+    const fn of(name: &'static str, bit: u32, implied_by: Option<u32>, needed_for: &'static str) -> Capability {
+        Capability { name, needed_for, bit, implied_by }
+    }
+    [
+        of("CAP_BPF", 39, Some(CAP_SYS_ADMIN), "loading BPF programs"),
+        of("CAP_PERFMON", 38, Some(CAP_SYS_ADMIN), "probes and process events"),
+        of("CAP_SYS_PTRACE", CAP_SYS_PTRACE, None, "reading other users' processes in /proc"),
+        of("CAP_DAC_READ_SEARCH", 2, Some(CAP_DAC_OVERRIDE), "reading the files of containers"),
+        of("CAP_CHECKPOINT_RESTORE", 40, Some(CAP_SYS_ADMIN), "opening deleted or replaced files of running processes"),
+    ]
+};
 
 /// Whether the kernel requires CAP_SYS_ADMIN for links of this kind (`None`: the best kind available). It does before
 /// Linux 6.6, and for perf events.
@@ -126,30 +125,37 @@ impl Limits {
         }
     }
 
+    /// What heapbpf cannot work without, besides capabilities: its name, and what was found, or what to do if it is
+    /// missing.
+    pub fn needs(&self) -> [(&'static str, Result<&str, &'static str>); 4] {
+        let lockdown = match self.lockdown.as_deref() {
+            Some("confidentiality") => {
+                Err("confidentiality: BPF programs may not read memory; boot with lockdown=integrity or none")
+            }
+            mode => Ok(mode.unwrap_or("not built in, or not readable")),
+        };
+        let or = |ok: bool, why| if ok { Ok("") } else { Err(why) };
+        [
+            ("lockdown", lockdown),
+            ("uprobes", or(self.uprobes, "no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted")),
+            ("BTF", or(self.btf, "no /sys/kernel/btf/vmlinux: a kernel with CONFIG_DEBUG_INFO_BTF is needed")),
+            (
+                "process ids of the host",
+                or(
+                    self.initial_pid_namespace,
+                    "this container has its own process ids: run it with the host's (--pid=host)",
+                ),
+            ),
+        ]
+    }
+
     /// What prevents heapbpf from working at all. Each entry is a sentence that says what to do.
     #[must_use]
     pub fn blockers(&self) -> Vec<String> {
-        let mut blockers = Vec::new();
-        // These two are always needed. The others are needed only for some processes.
-        for missing in self.missing.iter().filter(|missing| ["CAP_BPF", "CAP_PERFMON"].contains(&missing.name)) {
-            blockers.push(format!(
-                "{} is missing, needed for {}: run as root or grant it",
-                missing.name, missing.needed_for
-            ));
-        }
-        if self.lockdown.as_deref() == Some("confidentiality") {
-            blockers.push("kernel lockdown is in confidentiality mode, so BPF programs may not read memory: boot with lockdown=integrity or none".into());
-        }
-        if !self.uprobes {
-            blockers.push("this kernel has no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted".into());
-        }
-        if !self.btf {
-            blockers.push("this kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF)".into());
-        }
-        if !self.initial_pid_namespace {
-            blockers.push("heapbpf runs in a container with its own process IDs: start it with --pid=host".into());
-        }
-        blockers
+        let capabilities = self.missing.iter().filter(|missing| missing.is_always_needed());
+        let capabilities = capabilities.map(|missing| format!("{}: {}", missing.name, missing.if_missing()));
+        let others = self.needs().into_iter().filter_map(|(name, found)| Some(format!("{name}: {}", found.err()?)));
+        capabilities.chain(others).collect()
     }
 }
 

@@ -79,8 +79,11 @@ pub struct AddressSpace {
     files_only: Arc<Vec<ModuleId>>,
     /// In order of replacement.
     replaced: Arc<Vec<Replaced>>,
-    dropped: Dropped,
-    generation: u64,
+    /// Mappings that were dropped because there were too many.
+    pub dropped: Dropped,
+    /// Identifies this state of the mappings: it grows with every change, and only unchanged clones share it.
+    pub generation: u64,
+    /// CLOCK_MONOTONIC of the last change. At later times only the current mappings matter.
     changed_ns: u64,
 }
 
@@ -111,24 +114,6 @@ impl AddressSpace {
     #[must_use]
     pub fn files_only(&self) -> &[ModuleId] {
         &self.files_only
-    }
-
-    /// Mappings that were dropped because there were too many.
-    #[must_use]
-    pub fn dropped(&self) -> Dropped {
-        self.dropped
-    }
-
-    /// Identifies this state of the mappings: it grows with every change, and only unchanged clones share it.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// CLOCK_MONOTONIC of the last change. At later times only the current mappings matter.
-    #[must_use]
-    pub fn changed_ns(&self) -> u64 {
-        self.changed_ns
     }
 
     fn note_change(&mut self, time_ns: u64) {
@@ -172,11 +157,7 @@ impl AddressSpace {
             pieces.extend(known.part(0, new.start));
             right = known.part(new.end, u64::MAX);
             if let Some(gone) = known.part(new.start, new.end).filter(|gone| gone.since_ns < new.since_ns) {
-                remember(
-                    &mut self.replaced,
-                    &mut self.dropped.replaced,
-                    Replaced { mapping: gone, until_ns: new.since_ns },
-                );
+                remember(&mut self.replaced, &mut self.dropped, gone, new.since_ns);
             }
         }
         if known_bytes == new.end - new.start {
@@ -258,11 +239,7 @@ impl AddressSpace {
         for mapping in old.iter() {
             let still = self.find_current(mapping.start).is_some_and(|now| now.agrees_with(mapping));
             if !still {
-                remember(
-                    &mut self.replaced,
-                    &mut self.dropped.replaced,
-                    Replaced { mapping: *mapping, until_ns: time_ns },
-                );
+                remember(&mut self.replaced, &mut self.dropped, *mapping, time_ns);
             }
         }
     }
@@ -279,7 +256,7 @@ impl AddressSpace {
             pieces[0] = pieces[0].or(known.part(0, start));
             pieces[1] = pieces[1].or(known.part(end, u64::MAX));
             if let Some(gone) = known.part(start, end) {
-                remember(&mut self.replaced, &mut self.dropped.replaced, Replaced { mapping: gone, until_ns: time_ns });
+                remember(&mut self.replaced, &mut self.dropped, gone, time_ns);
             }
         }
         self.replace_range(first..last, pieces.into_iter().flatten().collect(), kind_of);
@@ -306,15 +283,15 @@ impl AddressSpace {
     }
 }
 
-fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut u64, replaced: Replaced) {
+fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut Dropped, mapping: Mapping, until_ns: u64) {
     let list = Arc::make_mut(list);
     if list.len() >= MAX_MAPPINGS {
         // Dropping the older half at once amortises the cost of moving the rest.
         list.drain(..MAX_MAPPINGS / 2);
-        *dropped += (MAX_MAPPINGS / 2) as u64;
+        dropped.replaced += (MAX_MAPPINGS / 2) as u64;
     }
-    let index = list.partition_point(|earlier| earlier.until_ns <= replaced.until_ns);
-    list.insert(index, replaced);
+    let index = list.partition_point(|earlier| earlier.until_ns <= until_ns);
+    list.insert(index, Replaced { mapping, until_ns });
 }
 
 /// An address space as it was at a given time.
@@ -332,8 +309,8 @@ impl<'a> AtTime<'a> {
 
     /// The view for the unwinder. It has a generation only if `time_ns` is not before the last change.
     pub fn view(&self, key: ProcessKey) -> SpaceView<'_> {
-        let is_current = self.time_ns >= self.space.changed_ns();
-        SpaceView { key, generation: is_current.then(|| self.space.generation()), mappings: self }
+        let is_current = self.time_ns >= self.space.changed_ns;
+        SpaceView { key, generation: is_current.then_some(self.space.generation), mappings: self }
     }
 }
 

@@ -1,5 +1,5 @@
-use heapbpf_testing::own_process::{OwnProcess, captured, unwind};
-use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
+use heapbpf_testing::own_process::{OwnProcess, Random, captured, unwind};
+use heapbpf_unwind::dwarf::Unwinder;
 
 use super::*;
 
@@ -50,11 +50,11 @@ fn the_number_of_mappings_kept_is_bounded() {
         space.insert(mapping(index * 0x2000, index * 0x2000 + 0x1000, 0, A, 1), &files);
     }
     let dropped = Dropped { files: 2 * MAX_MAPPINGS as u64, ..Dropped::default() };
-    assert_eq!((space.current().len(), space.dropped()), (MAX_MAPPINGS, dropped));
+    assert_eq!((space.current().len(), space.dropped), (MAX_MAPPINGS, dropped));
     for time in 2..3 * MAX_MAPPINGS as u64 {
         space.insert(mapping(0, 0x1000, time << 12, A, time), &files);
     }
-    assert!(space.replaced.len() <= MAX_MAPPINGS && space.dropped().replaced > 0);
+    assert!(space.replaced.len() <= MAX_MAPPINGS && space.dropped.replaced > 0);
     assert_eq!(space.insert(mapping(5, 5, 0, A, 0), &files), Inserted::Dropped);
     // A mapping that is cut into pieces uses capacity, too.
     let mut pieces = AddressSpace::default();
@@ -78,21 +78,21 @@ fn mappings_of_one_kind_leave_space_for_the_others_and_files_with_allocators_hav
 
     let mut space = AddressSpace::default();
     (0..many).for_each(|index| _ = space.insert(page(index, CODE), &unknown));
-    assert_eq!(space.dropped(), Dropped { anonymous: over, ..Dropped::default() });
+    assert_eq!(space.dropped, Dropped { anonymous: over, ..Dropped::default() });
     assert_eq!(space.insert(libc, &unknown), Inserted::New);
     assert!(space.files_only().is_empty());
 
     // The same number of file mappings, in address order: the files beyond the bound are recorded as mapped.
     let files = (0..many).map(|index| page(index, ModuleId(index as u32)));
     space.replace_all(files.chain([libc]), 5, &unknown);
-    assert_eq!(space.dropped(), Dropped { files: over + 1, ..space.dropped() });
+    assert_eq!(space.dropped, Dropped { files: over + 1, ..space.dropped });
     assert_eq!((found(&space, libc.start, 9), space.files_only().len() as u64), (None, over + 1));
     assert!(space.modules().any(|module| module == LIBC));
     assert_eq!(space.insert(page(20_000, ModuleId(8_500)), &unknown), Inserted::Dropped, "told once");
     assert_eq!(space.insert(page(20_000, ModuleId(12_500)), &unknown), Inserted::FileOnly);
     space.keep(LIBC, [libc], &known);
     assert_eq!(found(&space, libc.start, 9), Some((LIBC, 0)));
-    assert_eq!(space.dropped().files, over + 2);
+    assert_eq!(space.dropped.files, over + 2);
     assert!(!space.files_only().contains(&LIBC));
     // Once it is known to have an allocator, it is kept right away.
     space.replace_all((0..many).map(|index| page(index, B)).chain([libc]), 9, &known);
@@ -109,13 +109,8 @@ fn mappings_of_one_kind_leave_space_for_the_others_and_files_with_allocators_hav
 #[test]
 fn agrees_with_a_page_by_page_model() {
     const PAGES: u64 = 24;
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = move |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) % below
-    };
+    let mut numbers = Random(1);
+    let mut random = |below: u64| numbers.next_u64() % below;
     for _ in 0..300 {
         let mut space = AddressSpace::default();
         let mut model: Vec<Vec<Option<(ModuleId, u64)>>> = vec![vec![None; PAGES as usize]];
@@ -147,12 +142,7 @@ fn agrees_with_a_page_by_page_model() {
 fn a_stack_is_resolved_against_the_mappings_of_its_time() {
     let mut process = OwnProcess::read().expect("/proc");
     let capture = captured(10);
-    let input = Capture {
-        registers: &capture.registers,
-        stack: capture.stack.as_slice().into(),
-        in_flight: &[],
-        flaws: Flaws::default(),
-    };
+    let input = capture.input();
     let expected = unwind(&process, &capture);
     let mut space = AddressSpace::default();
     space.replace_all(process.mappings().iter().copied(), 0, &files);

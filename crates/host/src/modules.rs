@@ -24,10 +24,14 @@ const MAX_MODULES: usize = 1 << 17;
 /// Number of modules to keep although no process maps them, because programs come back. Their files stay open.
 pub const KEPT_UNMAPPED: usize = 256;
 
+/// When too many files are open, one of this many oldest ones is closed.
+const OLDEST: usize = 16;
+
 /// Kinds of modules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ModuleKind {
     /// A file, possibly deleted or in memory only (memfd).
+    #[default]
     File,
     /// The vDSO of 64-bit processes.
     Vdso,
@@ -65,20 +69,21 @@ impl MappedAt {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Content {
     Open {
         file: Arc<File>,
         used: u64,
     },
     /// Closed to stay within the limit on open files. Reopened if `stamp` still agrees.
+    #[default]
     Closed,
     Memory(Arc<Vec<u8>>),
     Unreadable(Unreadable),
 }
 
 /// A module: something that is mapped executable.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Module {
     /// What it is.
     pub kind: ModuleKind,
@@ -121,10 +126,11 @@ impl Module {
 }
 
 /// All modules seen, except those that no process has mapped for a long time. Ids are never reused.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ModuleTable {
     modules: BTreeMap<ModuleId, Module>,
-    next: ModuleId,
+    /// Id of the next module.
+    next: u32,
     /// Number of calls to [`Self::forget`].
     sweeps: u64,
     /// Modules by the device and inode of their mappings. There are several if an inode number was reused.
@@ -132,7 +138,8 @@ pub struct ModuleTable {
     /// Modules on overlay mounts, where one file has a different device number in each container.
     by_real_file: HashMap<RealFile, ModuleId>,
     by_name: HashMap<Box<[u8]>, ModuleId>,
-    open: usize,
+    /// Number of files kept open.
+    pub open_files: usize,
     max_open: usize,
     clock: u64,
 }
@@ -141,17 +148,7 @@ impl ModuleTable {
     /// Creates a table that keeps at most `max_open` files open.
     #[must_use]
     pub fn new(max_open: usize) -> Self {
-        Self {
-            modules: BTreeMap::new(),
-            next: ModuleId(0),
-            sweeps: 0,
-            by_file: HashMap::new(),
-            by_real_file: HashMap::new(),
-            by_name: HashMap::new(),
-            open: 0,
-            max_open: max_open.max(1),
-            clock: 0,
-        }
+        Self { max_open: max_open.max(1), ..Self::default() }
     }
 
     /// Returns the module that `map` maps, and whether it is new. `generation_known` says whether `map` contains the
@@ -175,25 +172,20 @@ impl ModuleTable {
             return (id, false);
         }
         // The last id does not belong to a module.
-        if self.modules.len() >= MAX_MODULES || self.next.0 == u32::MAX {
+        if self.modules.len() >= MAX_MODULES || self.next == u32::MAX {
             return self.intern_special(ModuleKind::Special, map, b"[too many files]");
         }
         let id = self.push(Module {
             kind,
             path: String::from_utf8_lossy(path).into(),
             deleted,
-            build_id: None,
-            has_allocator: false,
-            code: CodeRanges::default(),
             device: map.device,
             inode: map.inode,
             generation,
             raw_path: std::str::from_utf8(path).is_err().then(|| path.into()),
-            stamp: None,
-            layered: None,
             seen: MappedAt::of(map),
-            content: Content::Closed,
             needed_at: self.sweeps,
+            ..Module::default()
         });
         self.alias(key, id);
         self.fill(id, opened);
@@ -274,22 +266,10 @@ impl ModuleTable {
         Ok(ModuleSource::File(file))
     }
 
-    /// Number of files kept open.
-    #[must_use]
-    pub fn open_files(&self) -> usize {
-        self.open
-    }
-
     /// Number of modules.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.modules.len()
-    }
-
-    /// Whether there are no modules.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.modules.is_empty()
     }
 
     fn intern_special(&mut self, kind: ModuleKind, map: &MapEvent, path: &[u8]) -> (ModuleId, bool) {
@@ -301,19 +281,12 @@ impl ModuleTable {
         let id = self.push(Module {
             kind,
             path: String::from_utf8_lossy(name).into(),
-            deleted: false,
             build_id: image.as_deref().and_then(|image| build_id::of(image)).map(Arc::from),
-            has_allocator: false,
-            code: CodeRanges::default(),
             device: map.device,
             inode: map.inode,
-            generation: None,
-            raw_path: None,
-            stamp: None,
-            layered: None,
-            seen: MappedAt::default(),
             content: image.map_or(Content::Unreadable(Unreadable::NoFile), Content::Memory),
             needed_at: self.sweeps,
+            ..Module::default()
         });
         self.by_name.insert(name.into(), id);
         (id, true)
@@ -378,7 +351,7 @@ impl ModuleTable {
             return false;
         }
         module.content = Content::Unreadable(Unreadable::Overwritten);
-        self.open -= usize::from(contents.is_some());
+        self.open_files -= usize::from(contents.is_some());
         true
     }
 
@@ -438,7 +411,7 @@ impl ModuleTable {
         let gone = unneeded.len().saturating_sub(KEPT_UNMAPPED).max(deleted);
         for (.., id) in &unneeded[..gone] {
             let gone = self.modules.remove(id);
-            self.open -= usize::from(gone.is_some_and(|module| matches!(module.content, Content::Open { .. })));
+            self.open_files -= usize::from(gone.is_some_and(|module| matches!(module.content, Content::Open { .. })));
         }
         let modules = &self.modules;
         // Other names are found again when needed: those of exited containers and of memory files.
@@ -456,7 +429,7 @@ impl ModuleTable {
             && matches!(module.content, Content::Open { .. })
         {
             module.content = Content::Closed;
-            self.open -= 1;
+            self.open_files -= 1;
         }
     }
 
@@ -470,28 +443,37 @@ impl ModuleTable {
     }
 
     fn keep_open(&mut self, id: ModuleId, file: Arc<File>) {
-        if self.open >= self.max_open {
+        if self.open_files >= self.max_open {
             self.close_oldest();
         }
         self.clock += 1;
         let Some(module) = self.modules.get_mut(&id) else { return };
         module.content = Content::Open { file, used: self.clock };
-        self.open += 1;
+        self.open_files += 1;
     }
 
+    /// Closes the file that was not used for longest. Among the oldest few, those that were deleted stay open, because
+    /// they could not be opened again.
     fn close_oldest(&mut self) {
         let age = |module: &Module| if let Content::Open { used, .. } = module.content { Some(used) } else { None };
-        let oldest =
-            self.modules.values_mut().filter_map(|module| Some((age(module)?, module))).min_by_key(|(used, _)| *used);
-        if let Some((_, module)) = oldest {
-            module.content = Content::Closed;
-            self.open -= 1;
+        let ages = self.modules.iter().filter_map(|(id, module)| Some((age(module)?, *id)));
+        let mut oldest: Vec<(u64, ModuleId)> = ages.collect();
+        if oldest.len() > OLDEST {
+            oldest.select_nth_unstable(OLDEST);
+            oldest.truncate(OLDEST);
+        }
+        oldest.sort_unstable();
+        let is_there = |id: &ModuleId| self.get(*id).is_some_and(|module| module.deleted_bytes().is_none());
+        let mut ids = oldest.iter().map(|(_, id)| *id);
+        let closed = ids.clone().find(is_there).or_else(|| ids.next());
+        if let Some(id) = closed {
+            self.close(id);
         }
     }
 
     fn push(&mut self, module: Module) -> ModuleId {
-        let id = self.next;
-        self.next.0 += 1;
+        let id = ModuleId(self.next);
+        self.next += 1;
         self.modules.insert(id, module);
         id
     }
@@ -546,8 +528,10 @@ mod tests {
     use std::ffi::OsStr;
     use std::io::Write as _;
     use std::os::unix::ffi::OsStrExt as _;
-    use std::os::unix::fs::MetadataExt as _;
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
     use std::time::SystemTime;
+
+    use tempfile::NamedTempFile;
 
     use super::*;
     use crate::proc_maps;
@@ -555,6 +539,14 @@ mod tests {
     fn map(inode: u64) -> MapEvent {
         let path = format!("/nowhere/{inode}").into_bytes();
         MapEvent { inode, path: path.into(), ..MapEvent::default() }
+    }
+
+    /// The file as if this process had mapped it.
+    fn mapped(file: &NamedTempFile) -> MapEvent {
+        let metadata = file.as_file().metadata().expect("it is open");
+        let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
+        let path = file.path().as_os_str().as_bytes().into();
+        MapEvent { pid: std::process::id(), inode: metadata.ino(), device, path, ..MapEvent::default() }
     }
 
     /// Its inode stays the same, so the next process that maps it reports the same inode.
@@ -565,12 +557,9 @@ mod tests {
             .into_iter()
             .find(|map| map.path.ends_with(b"/libc.so.6"));
         let libc = std::fs::read(OsStr::from_bytes(&libc.expect("tests are dynamic programs").path)).expect("a file");
-        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let mut file = NamedTempFile::new().expect("a temporary file");
         file.write_all(&libc).expect("there is space");
-        let metadata = file.as_file().metadata().expect("it is open");
-        let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
-        let path = file.path().as_os_str().as_bytes().into();
-        let map = MapEvent { pid: std::process::id(), inode: metadata.ino(), device, path, ..MapEvent::default() };
+        let map = mapped(&file);
         let mut modules = ModuleTable::new(8);
         let (first, is_new) = modules.intern(&map, false);
         assert!(is_new && modules.source(first).is_ok());
@@ -585,18 +574,15 @@ mod tests {
         assert_eq!(modules.source(first).err(), Some(Unreadable::Overwritten));
         let (second, is_new) = modules.intern(&map, false);
         assert!(is_new && second != first && modules.source(second).is_ok());
-        assert_eq!(modules.open_files(), 1);
+        assert_eq!(modules.open_files, 1);
         assert_eq!(modules.intern(&map, false), (second, false));
     }
 
     #[test]
     fn a_deleted_file_that_nobody_needs_is_closed() {
-        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let file = NamedTempFile::new().expect("a temporary file");
         std::fs::copy("/proc/self/exe", file.path()).expect("there is space");
-        let metadata = file.as_file().metadata().expect("it is open");
-        let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
-        let path = file.path().as_os_str().as_bytes().into();
-        let map = MapEvent { pid: std::process::id(), inode: metadata.ino(), device, path, ..MapEvent::default() };
+        let map = mapped(&file);
         let mut modules = ModuleTable::new(8);
         let (id, _) = modules.intern(&map, false);
         modules.forget(&HashSet::new());
@@ -606,7 +592,28 @@ mod tests {
         modules.forget(&HashSet::from([id]));
         assert!(modules.source(id).is_ok(), "it is needed");
         modules.forget(&HashSet::new());
-        assert!(modules.get(id).is_none() && modules.open_files() == 0);
+        assert!(modules.get(id).is_none() && modules.open_files == 0);
+    }
+
+    /// A plugin's file is deleted while it is loaded, and others are mapped until the limit on open files is reached.
+    #[test]
+    fn a_deleted_file_stays_open_where_others_can_be_opened_again() {
+        let mut header = [0; 64];
+        File::open("/proc/self/exe").and_then(|exe| exe.read_exact_at(&mut header, 0)).expect("it runs");
+        let new = || {
+            let mut file = NamedTempFile::new().expect("a temporary file");
+            file.write_all(&header).expect("there is space");
+            file
+        };
+        let mut modules = ModuleTable::new(2);
+        let plugin = new();
+        let (deleted, _) = modules.intern(&mapped(&plugin), false);
+        plugin.close().expect("it is ours");
+        let others = [new(), new()];
+        let others = others.each_ref().map(|file| modules.intern(&mapped(file), false).0);
+        assert_eq!(modules.open_files, 2);
+        let are_readable = [others[0], deleted, others[1], deleted].map(|id| modules.source(id).is_ok());
+        assert_eq!((are_readable, modules.open_files), ([true; 4], 2));
     }
 
     #[test]
@@ -616,7 +623,7 @@ mod tests {
         let vdso = modules.intern(&MapEvent { path: b"[uprobes]"[..].into(), ..MapEvent::default() }, true).0;
         let needed = HashSet::from([ids[3]]);
         modules.forget(&needed);
-        assert_eq!(modules.len(), KEPT_UNMAPPED + 2, "the last ones, what is needed, and what is no file");
+        assert_eq!(modules.count(), KEPT_UNMAPPED + 2, "the last ones, what is needed, and what is no file");
         assert!([ids[3], ids[999], vdso].iter().all(|id| modules.get(*id).is_some()));
         assert!(modules.get(ids[700]).is_none() && modules.by_file.len() == KEPT_UNMAPPED + 1);
         assert_eq!(modules.intern(&map(1000), true), (ids[999], false), "it was kept");

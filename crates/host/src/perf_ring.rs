@@ -46,7 +46,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct PerfRing {
     event: File,
-    cpu: u32,
+    /// The CPU that is watched.
+    pub cpu: u32,
     map: NonNull<u8>,
     map_bytes: usize,
     page_bytes: usize,
@@ -85,12 +86,6 @@ impl PerfRing {
         }
         let map = NonNull::new(map.cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { event, cpu, map, map_bytes, page_bytes, tail: 0, head: 0 })
-    }
-
-    /// The CPU that is watched.
-    #[must_use]
-    pub fn cpu(&self) -> u32 {
-        self.cpu
     }
 
     /// Reads how far the kernel has written.

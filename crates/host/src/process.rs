@@ -241,14 +241,8 @@ pub enum Target {
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process.
-    #[error(
-        "there is no process {pid}: it may have ended, or {pid} is its PID in a container (`ps -e` lists the \
-         host's)"
-    )]
-    NoSuchProcess {
-        /// The given PID.
-        pid: u32,
-    },
+    #[error("there is no process {0}: it may have ended, or {0} is its PID in a container (`ps -e` lists the host's)")]
+    NoSuchProcess(u32),
     /// The number is the id of a thread.
     #[error("{tid} is a thread of process {pid}: give --pid {pid}")]
     Thread {
@@ -266,11 +260,8 @@ pub enum TargetError {
         comm: Arc<str>,
     },
     /// It is heapbpf itself.
-    #[error("process {pid} is heapbpf itself, which never samples itself")]
-    Ourselves {
-        /// The given PID.
-        pid: u32,
-    },
+    #[error("process {0} is heapbpf itself, which never samples itself")]
+    Ourselves(u32),
     /// Reading the process is not permitted.
     #[error(
         "process {pid} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE (if you do, a sandbox or a \
@@ -323,7 +314,7 @@ pub fn select(targets: &[Target]) -> Result<Vec<ProcessInfo>, TargetError> {
 
 fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
     let process = ProcessInfo::read(pid).map_err(|source| match source.raw_os_error() {
-        Some(libc::ENOENT | libc::ESRCH) => TargetError::NoSuchProcess { pid },
+        Some(libc::ENOENT | libc::ESRCH) => TargetError::NoSuchProcess(pid),
         _ => TargetError::Denied { pid, source },
     })?;
     // /proc/TID exists for every thread, although it is not listed.
@@ -332,7 +323,7 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         return Err(TargetError::Thread { tid: pid, pid: leader });
     }
     if pid == std::process::id() {
-        return Err(TargetError::Ourselves { pid });
+        return Err(TargetError::Ourselves(pid));
     }
     if process.without_memory {
         return Err(TargetError::WithoutMemory { pid, comm: process.comm });

@@ -15,7 +15,7 @@ const CHANGES_CAPACITY: usize = 1024;
 
 /// Identifies one process generation. It is the counterpart of the kernel's [`sampler_ebpf::abi::ProcessKey`]. Never
 /// reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GenerationId {
     /// Process id.
     pub pid: u32,
@@ -24,7 +24,7 @@ pub struct GenerationId {
 }
 
 /// One process generation: from a fork or exec to the next exec or the exit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generation {
     /// Its id.
     pub id: GenerationId,
@@ -114,14 +114,8 @@ impl Processes {
 
     /// Number of generations kept.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.by_pid.values().map(Vec::len).sum()
-    }
-
-    /// Whether none are kept.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_pid.is_empty()
     }
 
     /// Moves the changes since the last call to `out`.
@@ -364,19 +358,8 @@ impl Processes {
         self.changes.push(HostChange::Started(id));
         // Most short-lived processes have two generations: before and after an exec.
         let generations = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
-        generations.push(Generation {
-            id,
-            since_ns,
-            until_ns: None,
-            space: AddressSpace::default(),
-            described: false,
-            exe_pending: false,
-            known_at_ns: 0,
-            threads: info.threads.max(1),
-            leader_ended: false,
-            sampled: false,
-            info: Arc::new(info),
-        });
+        let threads = info.threads.max(1);
+        generations.push(Generation { id, since_ns, threads, info: Arc::new(info), ..Generation::default() });
         let last = generations.len() - 1;
         &mut generations[last]
     }

@@ -303,18 +303,12 @@ mod tests {
         for length in 0..whole.len() {
             let _ = decode(&whole[..length]);
         }
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = heapbpf_testing::own_process::Random(1);
         let mut decoded = 0;
         for _ in 0..200_000 {
-            let mut bytes: Vec<u8> = (0..random() % 160).map(|_| random() as u8).collect();
+            let mut bytes: Vec<u8> = (0..random.next_u64() % 160).map(|_| random.next_u64() as u8).collect();
             if let Some(kind) = bytes.first_chunk_mut::<4>() {
-                *kind = ((random() % 12) as u32).to_ne_bytes();
+                *kind = ((random.next_u64() % 12) as u32).to_ne_bytes();
             }
             if let Some(event) = decode(&bytes) {
                 decoded += 1;

@@ -12,8 +12,17 @@ const MOST_WAITING: usize = 32;
 
 /// Calls `work` for each item, with as many threads as there are processors. Items are started in order.
 pub fn on_all_processors<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync) {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    by_threads(processors, items, work);
+    by_threads(processors(), items, work);
+}
+
+/// The same, but leaves one processor to a thread that works at the same time.
+pub fn on_other_processors<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync) {
+    by_threads((processors() - 1).max(1), items, work);
+}
+
+/// Number of processors that this process may use, at least 1.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Calls `work` for each item, with many threads, because they mostly wait.
@@ -149,9 +158,10 @@ mod tests {
             let done = Mutex::new(Vec::new());
             while_waiting((0..count).collect(), |item: i32| done.lock().unwrap().push(item));
             on_all_processors((count..2 * count).collect(), |item| done.lock().unwrap().push(item));
+            on_other_processors((2 * count..3 * count).collect(), |item| done.lock().unwrap().push(item));
             let mut done = done.into_inner().unwrap();
             done.sort_unstable();
-            assert!(done.into_iter().eq(0..2 * count));
+            assert!(done.into_iter().eq(0..3 * count));
         }
     }
 

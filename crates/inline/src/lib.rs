@@ -6,9 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
-mod code;
 mod displaced;
-mod elf_file;
 mod error;
 pub mod fault;
 mod frame_rows;
@@ -16,7 +14,6 @@ mod frame_rows;
 mod fuzzed;
 mod image;
 pub mod noted;
-mod patch;
 mod plan;
 pub mod read;
 mod redirect;
@@ -26,9 +23,8 @@ mod stub;
 #[cfg(test)]
 extern crate self as heapbpf_inline;
 
-pub use code::{Code, Entries, FRAME_BYTES};
+pub use abi::{Code, Entries, FRAME_BYTES};
 pub use error::{BuildError, ForeignBlob, Refusal};
-pub use image::{Settings, code_hash, site_offsets};
-pub use patch::Patch;
+pub use image::{Settings, site_offsets};
 pub use plan::{Inputs, ObjectFunction, Plan, Run, Twin, WantedFunction};
-pub use redirect::{Jumps, Text, reaches};
+pub use redirect::{Jumps, Patch, Text, merged, reaches};

@@ -10,16 +10,14 @@ use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::abi::{
-    FUNCTION_OF_OBJECTS, FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED,
+    Code, FUNCTION_OF_OBJECTS, FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED,
     FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function, Lead, MAX_FUNCTIONS, MAX_OBJECT_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES,
     STUB_BYTES, STUBS,
 };
-use crate::code::Code;
 use crate::displaced::{Displaced, JUMP_BYTES};
 use crate::error::{BuildError, Refusal};
 use crate::image::{self, Settings};
-use crate::patch::Patch;
-use crate::redirect::{Jumps, Text, inner_calls, leads};
+use crate::redirect::{Jumps, Patch, Text, inner_calls, leads, merged};
 use crate::stub::{Parts, Stub, far_jump};
 
 /// End of user addresses.
@@ -257,28 +255,32 @@ fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<C
 
 fn candidate(inputs: &Inputs<'_>, index: usize, wanted: &WantedFunction<'_>) -> Result<Candidate, Refusal> {
     let site = &wanted.site;
-    let frees = site.flags & SITE_FREES != 0;
-    let throws = site.flags & SITE_THROWS != 0;
+    let throws = site.flags & SITE_THROWS != 0 && site.flags & SITE_FREES == 0;
     let code = inputs.texts.iter().find_map(|t| t.range(wanted.address, wanted.address.checked_add(wanted.length)?));
     let displaced = Displaced::read(wanted.address, code.ok_or(Refusal::TooShort)?)?;
     let mut flags = 0;
     flags |= if site.flags & SITE_ZERO_FREES != 0 { FUNCTION_ZERO_FREES } else { 0 };
     flags |= if site.out_argument == NO_ARGUMENT { 0 } else { FUNCTION_OUT };
-    flags |= if throws && !frees { FUNCTION_THROWS } else { 0 };
+    flags |= if throws { FUNCTION_THROWS } else { 0 };
     if site.out_argument != NO_ARGUMENT && site.out_argument != 0 {
         return Err(Refusal::Immovable);
     }
-    let function = Function {
+    let function = function(site, index, wanted.address);
+    let function = Function { flags, displaced: displaced.length as u32, ..function };
+    Ok(Candidate { wanted: index, displaced, function })
+}
+
+/// A function with this index, as its site describes it, without flags.
+fn function(site: &Site, index: usize, address: u64) -> Function {
+    let frees = site.flags & SITE_FREES != 0;
+    Function {
         number: u32::from(site.function) | (index as u32) << 16,
-        flags,
-        address: wanted.address,
-        displaced: displaced.length as u32,
+        address,
         size_argument: if frees { NO_ARGUMENT } else { site.size_argument },
         times_argument: if frees { NO_ARGUMENT } else { site.times_argument },
         old_argument: site.old_argument,
         ..Function::default()
-    };
-    Ok(Candidate { wanted: index, displaced, function })
+    }
 }
 
 /// Gives each function its index, and its twin's flags. Offsets are filled in once the stubs are known.
@@ -312,17 +314,7 @@ fn add_objects(
     let mut leads = Vec::new();
     for object in inputs.objects {
         let index = functions.len();
-        let site = &object.site;
-        let frees = site.flags & SITE_FREES != 0;
-        let function = Function {
-            number: u32::from(site.function) | (index as u32) << 16,
-            flags: FUNCTION_OF_OBJECTS,
-            address: object.address,
-            size_argument: if frees { NO_ARGUMENT } else { site.size_argument },
-            times_argument: if frees { NO_ARGUMENT } else { site.times_argument },
-            old_argument: site.old_argument,
-            ..Function::default()
-        };
+        let function = Function { flags: FUNCTION_OF_OBJECTS, ..function(&object.site, index, object.address) };
         let stub = far_jump(object.address).and_then(|original| {
             let parts = Parts {
                 base: inputs.base,
@@ -437,15 +429,7 @@ fn entry_patch(inputs: &Inputs<'_>, candidate: &Candidate, stub: u64) -> Option<
 /// The allocator's own code without the displaced instructions: ascending, not overlapping.
 fn inner_ranges(inputs: &Inputs<'_>, candidates: &[Candidate]) -> Vec<[u64; 2]> {
     let own = inputs.wanted.iter().map(|w| [w.address, w.address.saturating_add(w.length)]);
-    let mut ranges: Vec<[u64; 2]> = own.chain(inputs.inner.iter().copied()).filter(|[s, e]| s < e).collect();
-    ranges.sort_unstable();
-    let mut merged: Vec<[u64; 2]> = Vec::new();
-    for range in ranges {
-        match merged.last_mut() {
-            Some([_, end]) if range[0] <= *end => *end = range[1].max(*end),
-            _ => merged.push(range),
-        }
-    }
+    let mut merged = merged(own.chain(inputs.inner.iter().copied()).filter(|[s, e]| s < e).collect());
     for candidate in candidates {
         let (start, end) = (candidate.function.address, candidate.function.address + candidate.displaced.length as u64);
         if let Some(at) = merged.iter().position(|[s, e]| *s <= start && end <= *e) {

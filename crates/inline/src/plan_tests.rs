@@ -1,10 +1,10 @@
 //! Plans for a made-up allocator, with a shared code of no-ops.
 
-use super::*;
-use crate::abi::{CODE, CRITERION_ALLOCATIONS, CRITERION_BYTES, HEADER, Header, MAX_SET_LOG2};
-use crate::code::Entries;
 use iced_x86::{Code as Op, Decoder, DecoderOptions, Instruction};
 use zerocopy::FromBytes as _;
+
+use super::*;
+use crate::abi::{CODE, CRITERION_ALLOCATIONS, CRITERION_BYTES, Entries, HEADER, Header, MAX_SET_LOG2};
 
 const TEXT: u64 = 0x5555_0000_1000;
 const BASE: u64 = 0x5554_f000_0000;

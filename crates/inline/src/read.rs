@@ -1,13 +1,12 @@
 //! Reads a blob's memory, which its target can write.
 
 use sampler_ebpf::abi::inline::SlotSums;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{
-    Control, Function, HEADER, Header, MAGIC, MAX_FUNCTIONS, MAX_SET_LOG2, MIN_SET_LOG2, SLOTS, SLOTS_OFFSET, STATE,
-    Slot, TEXT_BYTES, Totals, VERSION,
+    Code, Control, Function, HEADER, Header, MAGIC, MAX_FUNCTIONS, MAX_SET_LOG2, MIN_SET_LOG2, SLOTS, SLOTS_OFFSET,
+    STATE, Slot, TEXT_BYTES, Totals, VERSION,
 };
-use crate::code::Code;
 use crate::error::ForeignBlob;
 use crate::image::code_hash;
 
@@ -19,7 +18,8 @@ pub const COUNTS_BYTES: usize = (SLOTS_OFFSET - STATE) as usize + SLOTS * size_o
 const MOST: u64 = 1 << 56;
 
 /// Counts of a process, at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Counts {
     /// Outermost calls of allocation functions, including failed ones.
     pub calls: u64,
@@ -65,8 +65,7 @@ impl From<&SlotSums> for Counts {
             frees_matched: sums.frees_matched,
             zero_reallocs: sums.zero_reallocs,
             threads: sums.threads,
-            slots_full: 0,
-            set_full: 0,
+            ..Self::default()
         };
         counts.bounded()
     }
@@ -108,23 +107,22 @@ impl Counts {
     }
 
     /// Caps implausible counts. A count that is a little below zero, because it was read while it changed, stays so.
-    fn bounded(self) -> Self {
-        let bounded = |count: u64| if count.cast_signed().unsigned_abs() > MOST { MOST } else { count };
-        Self {
-            calls: bounded(self.calls),
-            bytes: bounded(self.bytes),
-            sampled: bounded(self.sampled),
-            sampled_bytes: bounded(self.sampled_bytes),
-            reported: bounded(self.reported),
-            failed: bounded(self.failed),
-            abandoned: bounded(self.abandoned),
-            unsampled_failed: bounded(self.unsampled_failed),
-            frees_matched: bounded(self.frees_matched),
-            zero_reallocs: bounded(self.zero_reallocs),
-            threads: bounded(self.threads),
-            slots_full: bounded(self.slots_full),
-            set_full: bounded(self.set_full),
-        }
+    fn bounded(mut self) -> Self {
+        let is_implausible = |count: &&mut u64| count.cast_signed().unsigned_abs() > MOST;
+        self.all().iter_mut().filter(is_implausible).for_each(|count| *count = MOST);
+        self
+    }
+
+    /// Each of these counts, combined with the same one of others.
+    #[must_use]
+    pub fn with(mut self, mut others: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        self.all().iter_mut().zip(others.all()).for_each(|(count, other)| *count = combine(*count, *other));
+        self
+    }
+
+    /// All counts, in order of declaration.
+    fn all(&mut self) -> &mut [u64] {
+        <[u64]>::mut_from_bytes(self.as_mut_bytes()).unwrap_or_default()
     }
 }
 

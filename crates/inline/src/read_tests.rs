@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::abi::{DRAWS, Header};
-use zerocopy::{FromZeros as _, IntoBytes as _};
+use zerocopy::FromZeros as _;
 
 #[test]
 fn counts_are_the_sums_of_all_slots() {
@@ -53,7 +53,7 @@ fn a_control_page_must_make_sense() {
 #[test]
 fn random_bytes_are_refused() {
     let bytes = [0x90; 64];
-    let entries = crate::code::Entries {
+    let entries = crate::abi::Entries {
         allocation_ends_countdown: 0,
         allocation: 0,
         reallocation: 0,

@@ -7,7 +7,6 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
 use crate::displaced::{JUMP_BYTES, is_branch};
 use crate::error::Refusal;
-use crate::patch::Patch;
 
 /// A piece of executable memory, and the file's content there.
 #[derive(Clone, Copy, Debug)]
@@ -28,22 +27,27 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Where an inner call leads.
-pub(crate) enum Leads {
-    /// To a function that is not hooked.
-    Elsewhere,
-    /// To the hooked function with this index, directly.
-    Directly(usize),
-    /// To the hooked function with this index, through a slot of the offset table.
-    ThroughSlot(usize),
+/// Ranges of addresses as the fewest that cover the same: ascending, not overlapping.
+#[must_use]
+pub fn merged(mut ranges: Vec<[u64; 2]>) -> Vec<[u64; 2]> {
+    ranges.sort_unstable();
+    let mut merged: Vec<[u64; 2]> = Vec::new();
+    for [start, end] in ranges {
+        match merged.last_mut() {
+            Some(last) if start <= last[1] => last[1] = last[1].max(end),
+            _ => merged.push([start, end]),
+        }
+    }
+    merged
 }
 
-/// Returns the patches that redirect inner calls in `[start, end)` of `text` to the originals. The second list has the
-/// functions that a jump leads to which cannot be patched.
+/// Returns the patches that redirect inner calls in `[start, end)` of `text` to the originals. `leads` returns the
+/// hooked function that an instruction leads to. The second list has the functions that a jump leads to which cannot be
+/// patched.
 pub(crate) fn inner_calls(
     text: &Text<'_>,
     [start, end]: [u64; 2],
-    leads: &dyn Fn(&Instruction) -> Leads,
+    leads: &dyn Fn(&Instruction) -> Option<usize>,
     original: &dyn Fn(usize) -> u64,
 ) -> (Vec<Patch>, Vec<(usize, Refusal)>) {
     let (mut patches, mut refused) = (Vec::new(), Vec::new());
@@ -52,10 +56,7 @@ pub(crate) fn inner_calls(
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);
-        let function = match leads(&instruction) {
-            Leads::Elsewhere => continue,
-            Leads::Directly(function) | Leads::ThroughSlot(function) => function,
-        };
+        let Some(function) = leads(&instruction) else { continue };
         match redirected(&instruction, original(function)) {
             Some(bytes) => {
                 let before = text.range(instruction.ip(), instruction.next_ip()).unwrap_or_default().to_vec();
@@ -202,24 +203,33 @@ pub fn reaches(texts: &[Text<'_>], [start, end]: [u64; 2], is_wanted: &dyn Fn(u6
     let Some(code) = texts.iter().find_map(|text| text.range(start, end)) else { return false };
     let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
     let at = |address: u64| is_wanted(address).then_some(0);
-    decoder.into_iter().any(|instruction| !matches!(leads(&instruction, &at, &at), Leads::Elsewhere))
+    decoder.into_iter().any(|instruction| leads(&instruction, &at, &at).is_some())
 }
 
-/// Where `instruction` leads, given the addresses of hooked functions and the slots that hold them.
+/// The hooked function that `instruction` leads to, given the addresses of hooked functions and the slots that hold
+/// them.
 pub(crate) fn leads(
     instruction: &Instruction,
     function_at: &dyn Fn(u64) -> Option<usize>,
     function_behind: &dyn Fn(u64) -> Option<usize>,
-) -> Leads {
+) -> Option<usize> {
     if is_branch(instruction) {
-        return function_at(instruction.near_branch_target()).map_or(Leads::Elsewhere, Leads::Directly);
+        return function_at(instruction.near_branch_target());
     }
     let through_slot = matches!(instruction.flow_control(), FlowControl::IndirectCall | FlowControl::IndirectBranch)
         && instruction.is_ip_rel_memory_operand();
-    if through_slot {
-        return function_behind(instruction.ip_rel_memory_address()).map_or(Leads::Elsewhere, Leads::ThroughSlot);
-    }
-    Leads::Elsewhere
+    if through_slot { function_behind(instruction.ip_rel_memory_address()) } else { None }
+}
+
+/// Bytes to be replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Where they are.
+    pub address: u64,
+    /// The bytes of the file.
+    pub before: Vec<u8>,
+    /// The new bytes, of the same length.
+    pub after: Vec<u8>,
 }
 
 #[cfg(test)]

@@ -8,10 +8,9 @@ use core::mem::offset_of;
 use iced_x86::{BlockEncoder, BlockEncoderOptions, Code as Op, Instruction, InstructionBlock, MemoryOperand, Register};
 
 use crate::abi::{
-    CODE, CRITERION_BYTES, FILTER, FILTER_BYTES, FUNCTION_OF_OBJECTS, Function, HASH, HASH_SHIFT, HEADER, Header,
-    INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, SLOTS, SLOTS_OFFSET, STUB_BYTES, STUBS, Slot,
+    CODE, CRITERION_BYTES, Entries, FILTER, FILTER_BYTES, FUNCTION_OF_OBJECTS, Function, HASH, HASH_SHIFT, HEADER,
+    Header, INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, SLOTS, SLOTS_OFFSET, STUB_BYTES, STUBS, Slot,
 };
-use crate::code::Entries;
 use crate::error::Refusal;
 use crate::frame_rows::{self, FrameRow};
 

@@ -2,9 +2,8 @@
 
 use heapbpf_elf::Memory;
 
-use crate::layout::Reach;
+use crate::layout::{CodeHeap, Reach, Vm};
 use crate::memory::{self, Fields, ReadError, digest};
-use crate::vm::{CodeHeap, Vm};
 
 /// A byte of the segment map that marks an unused segment.
 const FREE: u8 = 0xff;
@@ -113,11 +112,6 @@ impl Blob {
         Fields(&self.head)
     }
 
-    /// Resolves a reference to something that belongs to the blob.
-    pub(crate) fn reach(&self, to: Reach) -> Result<u64, ReadError> {
-        reach(self.start, &self.fields(), to)
-    }
-
     /// Returns where frames that return to `address` keep their real return address, if their compiled code is no
     /// longer valid: its distance from the frame's stack pointer, bytes.
     #[must_use]
@@ -125,7 +119,7 @@ impl Blob {
         if self.kind != Kind::Compiled {
             return None;
         }
-        let handler = self.reach(vm.layout.compiled.deopt_handler?).ok()?;
+        let handler = reach(self.start, &self.fields(), vm.layout.compiled.deopt_handler?).ok()?;
         // It is followed by another handler, for method handle calls.
         let is_handler = address >= handler && self.contains(handler);
         let distance = u64::from(self.fields().u32(vm.layout.compiled.original_pc).ok()?);
@@ -133,7 +127,8 @@ impl Blob {
     }
 }
 
-fn reach(start: u64, fields: &Fields, to: Reach) -> Result<u64, ReadError> {
+/// Resolves a reference from an object, which begins at `start` and has these `fields`.
+pub(crate) fn reach(start: u64, fields: &Fields, to: Reach) -> Result<u64, ReadError> {
     match to {
         Reach::Pointer(at) => fields.u64(at),
         Reach::Distance(at) => Ok(start.wrapping_add(fields.u32(at)?.into())),

@@ -2,7 +2,7 @@
 //! `frame_x86.hpp` and `stubGenerator_x86_64.cpp`.
 
 use crate::code::{Blob, Kind};
-use crate::vm::Vm;
+use crate::layout::Vm;
 
 const WORD: u64 = 8;
 /// Distances below an interpreted frame's frame pointer: the caller's stack pointer before it made space for the

@@ -1,4 +1,4 @@
-//! Reads HotSpot, the virtual machine of OpenJDK: which file contains it ([`library`]), how it describes itself
+//! Reads HotSpot, the virtual machine of OpenJDK: which file contains it and how it describes itself
 //! ([`description`], [`layout`]), which code is at an address ([`code`]), how to unwind a frame of that code
 //! ([`frames`]), and which Java methods it runs ([`scopes`], [`method`]).
 //!
@@ -13,27 +13,22 @@ pub mod frames;
 #[cfg(test)]
 mod fuzzed;
 pub mod layout;
-pub mod library;
 pub mod memory;
 pub mod method;
 pub mod scopes;
-mod stream;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod unsupported;
-mod vm;
 
 // Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_java;
 
 pub use code::{Blob, Kind};
+pub use description::{Library, Tables};
 pub use heapbpf_elf::Memory;
-pub use library::{Library, Tables};
-pub use memory::ReadError;
+pub use layout::Vm;
+pub use memory::{ReadError, Unsupported};
 pub use method::Method;
 pub use scopes::Scope;
-pub use unsupported::Unsupported;
-pub use vm::Vm;

@@ -1,4 +1,5 @@
-//! Reads process memory in bounded pieces.
+//! Reads process memory in bounded pieces, and numbers in HotSpot's UNSIGNED5 format: one byte for small numbers, and up
+//! to five for others. Why memory, or a JVM, cannot be read.
 
 use heapbpf_elf::{Memory, escaped};
 
@@ -77,6 +78,85 @@ pub(crate) fn digest(words: &[u64]) -> u64 {
     words.iter().flat_map(|word| word.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
+/// Why the Java frames of a JVM cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// It does not describe itself; OpenJ9, for example, does not.
+    #[error("it is not HotSpot, or a HotSpot without its description (gHotSpotVMStructs)")]
+    NotHotSpot,
+    /// The frames of this version are not known.
+    #[error("the frames of Java {0} are not known (those of 17 to 22 and 25 are)")]
+    Version(u32),
+    /// Its description lacks something.
+    #[error("its description lacks {0}")]
+    Lacks(&'static str),
+    /// Its description is inconsistent.
+    #[error("its description of {0} is not understood")]
+    Malformed(&'static str),
+    /// Its memory cannot be read.
+    #[error("its memory cannot be read")]
+    Unreadable,
+    /// Reading its memory took too long.
+    #[error("reading its memory took too long")]
+    NoAnswer,
+    /// It has not created its code heaps yet.
+    #[error("it has not begun")]
+    NotReady,
+    /// The instruction set is not x86-64.
+    #[error("Java frames are read on x86-64 only")]
+    Machine,
+}
+
+impl From<ReadError> for Unsupported {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Unreadable => Self::Unreadable,
+            ReadError::Malformed => Self::Malformed("code heaps"),
+        }
+    }
+}
+
+/// A stream of numbers.
+pub(crate) struct Stream<'a> {
+    bytes: &'a [u8],
+    /// 1 if no byte is zero, as in version 20 and later.
+    base: u32,
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn new(bytes: &'a [u8], without_zeros: bool) -> Self {
+        Self { bytes, base: without_zeros.into() }
+    }
+
+    pub(crate) fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.bytes.split_first()?;
+        self.bytes = rest;
+        Some(*first)
+    }
+
+    /// Reads the next number.
+    pub(crate) fn number(&mut self) -> Option<u32> {
+        // From this value on, another byte follows.
+        const FIRST_HIGH: u8 = 192;
+        let mut number = 0u32;
+        for shift in [0, 6, 12, 18, 24] {
+            let byte = self.byte()?;
+            let digit = u32::from(byte).checked_sub(self.base)?;
+            number = number.wrapping_add(digit << shift);
+            if byte < FIRST_HIGH {
+                break;
+            }
+        }
+        Some(number)
+    }
+
+    /// Reads the next signed number, whose sign is in the lowest bit.
+    pub(crate) fn signed(&mut self) -> Option<i32> {
+        let number = self.number()?;
+        Some((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +182,18 @@ mod tests {
         assert_eq!(fields.u64(2), Err(ReadError::Malformed));
         assert!(fields.u16(u32::MAX).is_err());
         assert_ne!(digest(&[1, 2]), digest(&[2, 1]));
+    }
+
+    #[test]
+    fn numbers_are_read_as_each_version_writes_them() {
+        let of = |bytes: &[u8], without_zeros| Stream::new(bytes, without_zeros).number();
+        assert_eq!([of(&[0], false), of(&[191], false), of(&[192, 0], false)], [0, 191, 192].map(Some));
+        assert_eq!([of(&[1], true), of(&[191], true), of(&[192, 1], true)], [0, 190, 191].map(Some));
+        // Five bytes at most, of 6 bits each, and what does not fit is dropped.
+        let largest = 255_u32.wrapping_mul(1 + (1 << 6) + (1 << 12) + (1 << 18) + (1 << 24));
+        assert_eq!(of(&[255, 255, 255, 255, 255, 7], false), Some(largest));
+        assert_eq!([of(&[], false), of(&[192], false), of(&[0], true)], [None; 3]);
+        let signed = |bytes: &[u8]| Stream::new(bytes, false).signed();
+        assert_eq!([signed(&[0]), signed(&[1]), signed(&[2]), signed(&[3])], [0, -1, 1, -2].map(Some));
     }
 }

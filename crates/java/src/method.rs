@@ -2,9 +2,8 @@
 
 use heapbpf_elf::{Memory, escaped};
 
-use crate::memory::{self, Fields, ReadError, digest};
-use crate::stream::Stream;
-use crate::vm::Vm;
+use crate::layout::Vm;
+use crate::memory::{self, Fields, ReadError, Stream, digest};
 
 /// Maximum length of a class or method name, bytes. Longer ones are truncated.
 const LONGEST_NAME: u16 = 1024;

@@ -2,11 +2,9 @@
 
 use heapbpf_elf::Memory;
 
-use crate::code::{Blob, Kind};
-use crate::layout::{Metadata, Reach};
-use crate::memory::{self, Fields, ReadError};
-use crate::stream::Stream;
-use crate::vm::Vm;
+use crate::code::{Blob, Kind, reach};
+use crate::layout::{Metadata, Vm};
+use crate::memory::{self, Fields, ReadError, Stream};
 
 /// Size of a place description, bytes: offset in the code, offset of the scope, two other numbers.
 const PLACE_BYTES: u64 = 16;
@@ -44,14 +42,10 @@ pub fn scopes(memory: &dyn Memory, vm: &Vm, blob: &Blob, pc: u64) -> Result<Vec<
         Some(data) => fields.u64(data)?,
         None => blob.start,
     };
-    let from_base = |to: Reach| match to {
-        Reach::Pointer(at) => fields.u64(at),
-        Reach::Distance(at) => Ok(base.wrapping_add(fields.u32(at)?.into())),
-    };
-    let (first, end) = (from_base(at.places.0)?, from_base(at.places.1)?);
+    let (first, end) = (reach(base, &fields, at.places.0)?, reach(base, &fields, at.places.1)?);
     let count = end.checked_sub(first).ok_or(ReadError::Malformed)? / PLACE_BYTES;
     let Some(mut offset) = find_place(memory, (first, count), pc.wrapping_sub(blob.code))? else { return Ok(alone()) };
-    let stream = from_base(at.scopes)?;
+    let stream = reach(base, &fields, at.scopes)?;
     let methods = match at.metadata {
         Metadata::Inside(distance) => blob.start.wrapping_add(fields.u32(distance)?.into()),
         Metadata::Behind(data, bytes) => {

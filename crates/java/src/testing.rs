@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use heapbpf_elf::Memory;
 
-use crate::library::Tables;
-use crate::vm::Vm;
+use crate::description::Tables;
+use crate::layout::Vm;
 
 const PAGE: u64 = 0x1000;
 

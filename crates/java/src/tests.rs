@@ -2,14 +2,13 @@
 
 use crate::code::{Blob, Kind};
 use crate::frames::{NotLeft, Registers, Runs, leave, leave_otherwise};
-use crate::memory::ReadError;
+use crate::layout::Vm;
+use crate::memory::{ReadError, Unsupported};
 use crate::method::Method;
 use crate::scopes::{Scope, scopes};
 use crate::testing::{
     CALL_STUB_RETURN, HEAP, HEAP_END, MAP, STRIDE, STRUCTS, Sparse, jvm, put_blob, put_method, tables, variable, vm_in,
 };
-use crate::unsupported::Unsupported;
-use crate::vm::Vm;
 
 #[test]
 fn a_jvm_describes_itself() {
@@ -298,51 +297,4 @@ fn methods_that_lie_are_not_believed() {
     memory.short(0x40_0744, 5);
     memory.int(0x40_0100 + 24, 1);
     assert_eq!(of(&memory, 0x40_0000), Err(ReadError::Malformed));
-}
-
-/// Whatever the memory contains, nothing panics, and everything terminates.
-fn random_words(rounds: usize) {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = move |below: u64| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (state >> 20) % below
-    };
-    let of_vm = vm_in(&jvm());
-    let mut found = 0;
-    for _ in 0..rounds {
-        let mut memory = jvm();
-        let compiled = with_scopes(&mut memory);
-        put_method(&mut memory, 0x40_0000, &[7, 2 << 3 | 3, 0xff, 20, 1, 0]);
-        memory.word(compiled + 0x500, 0x40_0000);
-        for _ in 0..4 {
-            let (start, bytes) = [(compiled, 0x700), (MAP, 64), (0x40_0000, 0x800), (0x8000, 0x1400), (0xa000, 0x200)]
-                [random(5) as usize];
-            let word =
-                [0, 1, u64::MAX, u64::MAX - 7, 0x40_0000, compiled, random(1 << 20), 1 << 63][random(8) as usize];
-            memory.word(start + random(bytes) / 4 * 4, word);
-        }
-        let vm = Vm::read(&memory, &tables()).unwrap_or_else(|_| of_vm.clone());
-        let _ = Method::read(&memory, &vm, 0x40_0000).map(|method| (method.line(3), method.index_of(0x40_0130)));
-        let Ok(Some(blob)) = Blob::find(&memory, &vm, compiled + 0x180) else { continue };
-        let _ = scopes(&memory, &vm, &blob, compiled + 0x188);
-        for fp in [None, Some(0x180), Some(u64::MAX), Some(random(u64::MAX))] {
-            let at = Registers { ip: compiled + 0x188, sp: random(0x200), fp };
-            found += usize::from(leave(&vm, &blob, at, &mut counting).is_ok());
-        }
-    }
-    assert!(found > 0, "some are as they were");
-}
-
-#[test]
-fn memory_with_random_words_in_it_is_survived() {
-    random_words(20);
-}
-
-mod long {
-    use super::*;
-
-    #[test]
-    fn memory_with_many_random_words_in_it_is_survived() {
-        random_words(400);
-    }
 }

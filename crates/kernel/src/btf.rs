@@ -6,7 +6,7 @@ use sampler_ebpf::abi::KernelOffsets;
 
 use super::KernelError;
 
-const PATH: &str = "/sys/kernel/btf/vmlinux";
+pub(super) const PATH: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const MEMBER_BYTES: usize = 12;
@@ -59,7 +59,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// # Errors
 /// The kernel was built without type information.
 pub fn read() -> Result<Vec<u8>, KernelError> {
-    std::fs::read(Path::new(PATH)).map_err(|source| KernelError::NoBtf { path: PATH, source })
+    std::fs::read(Path::new(PATH)).map_err(KernelError::NoBtf)
 }
 
 impl<'a> KernelBtf<'a> {
@@ -170,6 +170,7 @@ impl<'a> KernelBtf<'a> {
         let offset = |structure: &'static str, path: &'static str| {
             self.member_offset(structure, path).ok_or(KernelError::NoMember { structure, path })
         };
+        let optional = |structure, path| self.member_offset(structure, path).unwrap_or(KernelOffsets::ABSENT);
         Ok(KernelOffsets {
             task_mm: offset("task_struct", "mm")?,
             task_group_leader: offset("task_struct", "group_leader")?,
@@ -180,7 +181,7 @@ impl<'a> KernelBtf<'a> {
             task_signal: offset("task_struct", "signal")?,
             task_thread_pointer: offset("task_struct", heapbpf_host::arch::THREAD_POINTER)?,
             signal_live: offset("signal_struct", "live")?,
-            mm_owner: self.member_offset("mm_struct", "owner").unwrap_or(KernelOffsets::ABSENT),
+            mm_owner: optional("mm_struct", "owner"),
             mm_start_stack: offset("mm_struct", "start_stack")?,
             mm_brk: offset("mm_struct", "brk")?,
             mm_total_vm: offset("mm_struct", "total_vm")?,
@@ -189,6 +190,11 @@ impl<'a> KernelBtf<'a> {
             mm_users: offset("mm_struct", "mm_users")?,
             task_cpu: offset("task_struct", "se.sum_exec_runtime")?,
             signal_cpu: offset("signal_struct", "sum_sched_runtime")?,
+            // Every kernel with uretprobe(2) has this function, which came with it in Linux 6.11.
+            task_syscall_work: match self.function_id("uprobe_get_trampoline_vaddr") {
+                Some(_) => optional("task_struct", "thread_info.syscall_work"),
+                None => KernelOffsets::ABSENT,
+            },
         })
     }
 }

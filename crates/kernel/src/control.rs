@@ -11,8 +11,7 @@ use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
 use super::KernelError;
-use super::abi_value::Abi;
-use super::loader::Loader;
+use super::loader::{Abi, Loader};
 
 /// Which links count the calls of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +120,6 @@ impl Places {
     }
 }
 
-fn failed(error: impl std::fmt::Display) -> KernelError {
-    KernelError::Object(error.to_string())
-}
-
 fn no_space(what: &str) -> KernelError {
     KernelError::Object(format!("no space for more {what} in the kernel's map"))
 }
@@ -136,16 +131,16 @@ impl ControlMaps {
     /// The object lacks a map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         Ok(Self {
-            sites: Array::try_from(loader.typed_map("SITES")?).map_err(failed)?,
-            files: Array::try_from(loader.typed_map("FILES")?).map_err(failed)?,
-            targets: HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?,
-            trials: Array::try_from(loader.typed_map("TRIALS")?).map_err(failed)?,
-            stack_limits: HashMap::try_from(loader.typed_map("STACK_LIMITS")?).map_err(failed)?,
-            outer_frames: HashMap::try_from(loader.typed_map("OUTER_FRAMES")?).map_err(failed)?,
-            python: HashMap::try_from(loader.typed_map("PYTHON")?).map_err(failed)?,
-            sleep: Array::try_from(loader.typed_map("SLEEP")?).map_err(failed)?,
-            control_map: Array::try_from(loader.typed_map("CONTROL")?).map_err(failed)?,
-            draw_constants: Array::try_from(loader.typed_map("DRAWS")?).map_err(failed)?,
+            sites: loader.typed_map("SITES")?,
+            files: loader.typed_map("FILES")?,
+            targets: loader.typed_map("TARGETS")?,
+            trials: loader.typed_map("TRIALS")?,
+            stack_limits: loader.typed_map("STACK_LIMITS")?,
+            outer_frames: loader.typed_map("OUTER_FRAMES")?,
+            python: loader.typed_map("PYTHON")?,
+            sleep: loader.typed_map("SLEEP")?,
+            control_map: loader.typed_map("CONTROL")?,
+            draw_constants: loader.typed_map("DRAWS")?,
             control: Control::default(),
             draws: Draws::default(),
             places: Places::default(),
@@ -205,7 +200,7 @@ impl ControlMaps {
     }
 
     fn write_control(&mut self) -> Result<(), KernelError> {
-        self.control_map.set(0, Abi(self.control), 0).map_err(failed)
+        Ok(self.control_map.set(0, Abi(self.control), 0)?)
     }
 
     /// Removes a target, if it is listed.
@@ -222,7 +217,7 @@ impl ControlMaps {
     /// The map cannot be written.
     pub fn set_draw(&mut self, draw: DrawConstants) -> Result<(), KernelError> {
         let map = &mut self.draw_constants;
-        let index = self.draws.index_of(draw, |index| map.set(index, Abi(draw), 0).map_err(failed))?;
+        let index = self.draws.index_of(draw, |index| map.set(index, Abi(draw), 0).map_err(KernelError::from))?;
         self.control.draw = u64::from(index);
         self.write_control()
     }
@@ -232,7 +227,7 @@ impl ControlMaps {
     /// # Errors
     /// The map cannot be written.
     pub fn set_trials(&mut self, table: &TrialTable) -> Result<(), KernelError> {
-        (0..).zip(table).try_for_each(|(class, trials)| self.trials.set(class, *trials, 0).map_err(failed))
+        (0..).zip(table).try_for_each(|(class, trials)| self.trials.set(class, *trials, 0).map_err(KernelError::from))
     }
 
     /// Sets how many bytes of stack are copied for a process if the top of the stack is not known. `None` selects the
@@ -274,7 +269,7 @@ impl ControlMaps {
     /// # Errors
     /// The map cannot be written.
     pub fn set_sleeping(&mut self, sleeps: bool) -> Result<(), KernelError> {
-        self.sleep.set(0, u32::from(sleeps), 0).map_err(failed)
+        Ok(self.sleep.set(0, u32::from(sleeps), 0)?)
     }
 }
 

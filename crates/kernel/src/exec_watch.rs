@@ -14,8 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::KernelError;
 use super::loader::Loader;
-use super::ring_maps::{self, RINGS, RingId};
-use super::ring_memory::RingMemory;
+use super::ring_maps::{self, RINGS, RingId, RingMemory};
 use super::rings;
 
 /// Maximum number of processes that are held and not taken yet. Others are not held.
@@ -68,10 +67,10 @@ impl ExecWatch {
         may_wait: impl Fn(u32) -> bool + Send + 'static,
         limit: Duration,
     ) -> Result<Self, KernelError> {
-        let new = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map(Arc::new);
         let failed = |source| KernelError::Read { what: "execs", source };
-        let (wakes, ends) =
-            (new().map_err(|error| failed(error.into()))?, new().map_err(|error| failed(error.into()))?);
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let new = || eventfd(0, flags).map(Arc::new).map_err(|error| failed(error.into()));
+        let (wakes, ends) = (new()?, new()?);
         let (sender, executed) = sync_channel(MOST);
         let watcher = Watcher { execs: ring.0, limit, sender, wakes: Arc::clone(&wakes), ends: Arc::clone(&ends) };
         let run = move || watcher.run(&may_wait);

@@ -25,7 +25,7 @@ use heapbpf_host::side_by_side::while_waiting;
 
 use self::messages::{LinkRequest, MOST_LET_GO, MOST_POINTS, Request};
 use self::process::{AS_ADMIN, WORD};
-use super::sys::{self, How, UprobeTarget};
+use super::sys::{self, How, LinkFds, UprobeTarget};
 
 /// The guardian's name in process listings.
 pub const NAME: &str = "heapbpf-guardian";
@@ -39,7 +39,7 @@ pub struct Guardian(Option<Arc<Mutex<Connection>>>);
 /// A link. Dropping it removes its probes.
 #[derive(Debug)]
 pub struct ProbeLink {
-    own: Option<(OwnedFd, Option<OwnedFd>)>,
+    own: Option<LinkFds>,
     held: Option<(Guardian, u64)>,
 }
 
@@ -118,11 +118,10 @@ impl Guardian {
         // The guardian gets the open file, because paths in /proc/self are those of the daemon.
         let path = OsStr::from_bytes(target.path.to_bytes());
         let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
-        let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, how, target);
+        let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, how, target)?;
         match made {
-            Ok((number, own)) => Ok(ProbeLink { own: Some(own), held: Some((self.clone(), number)) }),
-            Err(Unmade::Refused(error)) => Err(error),
-            Err(Unmade::Unable) => alone(),
+            Some((number, own)) => Ok(ProbeLink { own: Some(own), held: Some((self.clone(), number)) }),
+            None => alone(),
         }
     }
 
@@ -140,14 +139,6 @@ const fn only(number: u64) -> [u64; MOST_LET_GO] {
     numbers
 }
 
-/// Why the guardian made no link.
-enum Unmade {
-    /// The kernel refuses the link.
-    Refused(io::Error),
-    /// The guardian is gone, lacks a permission, or has no free descriptor.
-    Unable,
-}
-
 /// The daemon's end of the connection.
 #[derive(Debug)]
 struct Connection {
@@ -158,25 +149,26 @@ struct Connection {
 }
 
 impl Connection {
+    /// Has a link made. `None` if the guardian is gone, lacks a permission, or has no free descriptor.
     fn link(
         &mut self,
         program: BorrowedFd<'_>,
         file: &File,
         how: How,
         target: &UprobeTarget<'_>,
-    ) -> Result<(u64, (OwnedFd, Option<OwnedFd>)), Unmade> {
+    ) -> io::Result<Option<(u64, LinkFds)>> {
         self.last_number += 1;
         let number = self.last_number;
         let request = Request::Link(LinkRequest { number, how, target: *target });
         match self.ask(&request, &[program, file.as_fd()]) {
-            Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
+            Some((0, [Some(link), event, ..])) => Ok(Some((number, (link, event)))),
             // If it is our side that lacks descriptors, the link was made.
             Some((libc::EMFILE, _)) => {
                 self.ask(&Request::LetGo { numbers: only(number) }, &[]);
-                Err(Unmade::Unable)
+                Ok(None)
             }
-            Some((libc::EPERM | libc::EACCES | libc::ENFILE | 0, _)) | None => Err(Unmade::Unable),
-            Some((error, _)) => Err(Unmade::Refused(io::Error::from_raw_os_error(error))),
+            Some((libc::EPERM | libc::EACCES | libc::ENFILE | 0, _)) | None => Ok(None),
+            Some((error, _)) => Err(io::Error::from_raw_os_error(error)),
         }
     }
 

@@ -4,18 +4,16 @@ use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::abi::inline::{FREEING_SITE, InlineProcess, REALLOCATING_SITE, UNSEEN_SITE};
 
-use super::abi_value::Abi;
-use super::batches::read_all;
 use super::guardian::{Guardian, ProbeLink};
-use super::loader::{Loader, NamedProgram, ProgramKind};
+use super::lifecycle::TracepointProgram;
+use super::loader::{Abi, Loader, NamedProgram, ProgramKind};
 use super::programs::single_kind;
-use super::sys::{HashMapFd, How};
-use super::tracepoints::TracepointProgram;
+use super::sys::{HashMapFd, How, read_all};
 use super::{KernelError, release, sys};
 
 /// The program for the sites.
@@ -76,7 +74,7 @@ impl InlineMap {
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         let unreadable = |error| KernelError::Object(format!("INLINE: {error}"));
         let batches = loader.map("INLINE")?.try_clone_to_owned().and_then(HashMapFd::new).map_err(unreadable)?;
-        let entries = HashMap::try_from(loader.typed_map("INLINE")?).map_err(refused)?;
+        let entries: Entries = loader.typed_map("INLINE")?;
         Ok(Self { entries: Arc::new(Mutex::new(entries)), batches: Arc::new(batches) })
     }
 
@@ -89,6 +87,7 @@ impl InlineMap {
     /// # Errors
     /// There is no space for it.
     pub fn insert(&self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
+        let refused = |error| KernelError::Object(format!("INLINE: {error}"));
         self.lock().insert(Abi(process), Abi(*entry), 0).map_err(refused)
     }
 
@@ -112,12 +111,8 @@ impl InlineMap {
     }
 }
 
-fn refused(error: MapError) -> KernelError {
-    KernelError::Object(format!("INLINE: {error}"))
-}
-
-/// Links to one target's code. Dropping them removes the probes.
-#[derive(Debug)]
+/// Links to one target's code; none by default. Dropping them removes the probes.
+#[derive(Debug, Default)]
 pub struct InlineLinks(Vec<ProbeLink>);
 
 impl InlineLinks {

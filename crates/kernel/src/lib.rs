@@ -3,12 +3,9 @@
 // These macros panic if nobody reads the output.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
-mod abi_value;
-mod batches;
 pub mod btf;
 pub mod control;
 pub mod exec_watch;
-mod filter;
 pub mod generations;
 pub mod guardian;
 pub mod inline;
@@ -18,20 +15,17 @@ pub mod loader;
 pub mod mappings;
 pub mod no_ops;
 pub mod object;
-mod passes;
 pub mod programs;
 mod release;
 pub mod ring_maps;
-mod ring_memory;
 pub mod rings;
-pub mod stack_traces;
 pub mod sys;
 pub mod totals;
-pub mod tracepoints;
 mod trial;
 
 use std::io;
 
+use aya::maps::MapError;
 pub use trial::own_location;
 
 /// Errors between heapbpf and the kernel.
@@ -39,14 +33,10 @@ pub use trial::own_location;
 pub enum KernelError {
     /// The kernel's type information cannot be read.
     #[error(
-        "this kernel has no type information ({path}: {source}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF"
+        "this kernel has no type information ({path}: {0}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF",
+        path = btf::PATH
     )]
-    NoBtf {
-        /// The file that heapbpf tried.
-        path: &'static str,
-        /// Why it could not be read.
-        source: io::Error,
-    },
+    NoBtf(#[source] io::Error),
     /// The type information has an unknown format.
     #[error("the kernel's type information has an unknown format; heapbpf needs Linux 5.17 or later")]
     UnknownBtf,
@@ -75,11 +65,11 @@ pub enum KernelError {
     #[error("the built-in BPF object cannot be used: {0}")]
     Object(String),
     /// A permission is missing.
-    #[error("the kernel does not permit BPF: {missing}; run heapbpf as root or give it these capabilities")]
-    Permission {
-        /// What is missing.
-        missing: String,
-    },
+    #[error(
+        "the kernel does not permit BPF: CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN; run \
+         heapbpf as root or give it these capabilities"
+    )]
+    Permission,
     /// The kernel refused a map.
     #[error("the kernel refused the map {name}: {source}")]
     Map {
@@ -130,11 +120,13 @@ pub enum KernelError {
     },
 }
 
-impl KernelError {
-    fn permission() -> Self {
-        Self::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
+impl From<MapError> for KernelError {
+    fn from(error: MapError) -> Self {
+        Self::Object(error.to_string())
     }
+}
 
+impl KernelError {
     /// Returns this error, or [`Self::TooOld`] if the kernel is too old. The first thing that such a kernel refuses is
     /// not all that it lacks.
     fn or_too_old(self) -> Self {
@@ -150,7 +142,7 @@ impl KernelError {
     /// The error for a map that the kernel refused.
     fn of_map(name: &str, source: io::Error) -> Self {
         match source.raw_os_error() {
-            Some(libc::EPERM) => Self::permission(),
+            Some(libc::EPERM) => Self::Permission,
             _ => Self::Map { name: name.into(), source },
         }
     }

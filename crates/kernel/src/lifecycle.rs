@@ -1,10 +1,14 @@
 //! The programs that follow forks, execs and exits. If they may have missed any, that is reported.
+//!
+//! Since Linux 7.0 a program at a tracepoint of the scheduler may be preempted (commits f7d327654b88 and a46023d5616e).
+//! If another thread then reaches the same tracepoint on the same CPU, the kernel skips the program for it and counts
+//! the skip. So each program is linked twice there. The second copy finds nothing left to do, unless the first was
+//! skipped. A run can be missed only if a thread was preempted in each of the copies.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::loader::{Loader, NamedProgram, ProgramKind};
-use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
 const FORK: (&str, &str) = ("process_fork", "sched_process_fork");
@@ -57,7 +61,9 @@ impl Lifecycle {
             let others = [&self.fork, &self.exec].into_iter().chain(&self.inline_ends);
             let others = others.map(TracepointProgram::runs_skipped).sum::<io::Result<u64>>()?;
             let ends = self.exit.runs_skipped()?;
-            let lost_ends = self.threads_freed.as_ref().map_or(Ok(ends), ThreadsFreed::runs_skipped)?;
+            // A real-time kernel may preempt the program that keeps them, too.
+            let keeper = self.threads_freed.as_ref();
+            let lost_ends = keeper.map_or(Ok(ends), |keeper| sys::runs_skipped(keeper.program.as_fd()))?;
             Ok(Skipped { runs: others + ends, lost: others + lost_ends })
         };
         read().map_err(|source| KernelError::Read { what: "skipped runs", source })
@@ -86,7 +92,7 @@ impl ThreadsFreed {
 
     /// Links it on kernels where it is needed. Without it, such counts may be missing.
     fn link(loader: &Loader) -> Option<Self> {
-        if loader.tracepoint_copies() < 2 {
+        if loader.tracepoint_copies < 2 {
             return None;
         }
         let refused = |source| KernelError::Link { what: "the tracepoint sched_process_free".into(), source };
@@ -96,9 +102,46 @@ impl ThreadsFreed {
         let linked = loader.program(Self::PROGRAM.0, Self::PROGRAM.1).and_then(link);
         linked.inspect_err(|error| log::info!("exits of threads may be missed: {error}")).ok()
     }
+}
 
-    /// The runs that the kernel skipped. A real-time kernel may preempt this program, too.
-    fn runs_skipped(&self) -> io::Result<u64> {
-        sys::runs_skipped(self.program.as_fd())
+/// A program that is linked to a tracepoint as often as needed. Running such a program twice has the same effect as
+/// running it once.
+pub struct TracepointProgram {
+    copies: Vec<OwnedFd>,
+    _links: Vec<OwnedFd>,
+}
+
+impl TracepointProgram {
+    /// Loads a program and links it to a tracepoint, after those that are already linked.
+    ///
+    /// # Errors
+    /// The kernel refuses the program, or has no such tracepoint.
+    pub fn link(loader: &Loader, name: &'static str, tracepoint: &str) -> Result<Self, KernelError> {
+        let load = |_| loader.program(name, ProgramKind::RawTracepoint);
+        let copies: Vec<OwnedFd> = (0..loader.tracepoint_copies).map(load).collect::<Result<_, _>>()?;
+        let link = |program: &OwnedFd| {
+            sys::open_raw_tracepoint(program.as_fd(), tracepoint)
+                .map_err(|source| KernelError::Link { what: format!("the tracepoint {tracepoint}"), source })
+        };
+        let links = copies.iter().map(link).collect::<Result<_, _>>()?;
+        Ok(Self { copies, _links: links })
     }
+
+    /// The program.
+    pub fn program(&self) -> BorrowedFd<'_> {
+        self.copies[0].as_fd()
+    }
+
+    /// Maximum number of runs that may be missing: the number of skips of the copy that was skipped least.
+    ///
+    /// # Errors
+    /// The kernel does not report it.
+    pub fn runs_skipped(&self) -> io::Result<u64> {
+        least_skipped(&self.copies)
+    }
+}
+
+/// The number of skips of the program that was skipped least.
+pub(super) fn least_skipped(programs: &[OwnedFd]) -> io::Result<u64> {
+    programs.iter().try_fold(u64::MAX, |least, program| Ok(least.min(sys::runs_skipped(program.as_fd())?)))
 }

@@ -1,17 +1,17 @@
-//! The kernel's map of tracked live samples. It is the authoritative record of what is live.
+//! The kernel's map of tracked live samples, the authoritative record of what is live, and the filter in front of it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
 use aya::maps::{HashMap, MapData, MapError};
 use sampler_ebpf::abi::{LiveKey, LiveValue};
+use sampler_ebpf::filter::{SLOTS, slot_of};
 
 use super::KernelError;
-use super::abi_value::Abi;
-use super::batches::scan_batches;
-use super::filter::Filter;
-use super::loader::Loader;
-use super::sys::HashMapFd;
+use super::loader::{Abi, Loader};
+use super::ring_maps::Mapping;
+use super::sys::{HashMapFd, scan_batches};
 
 /// Entries to read per call: about a millisecond's work between two polls of the rings.
 const BATCH: usize = 4096;
@@ -64,9 +64,7 @@ impl LiveEntries {
     /// # Errors
     /// The object has no such map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
-        let map = HashMap::try_from(loader.typed_map("LIVE")?)
-            .map_err(|error| KernelError::Object(format!("LIVE: {error}")))?;
-        Ok(Self { map, filter: Filter::open(loader)? })
+        Ok(Self { map: loader.typed_map("LIVE")?, filter: Filter::open(loader)? })
     }
 
     /// Returns an entry. `None` if there is none.
@@ -97,5 +95,28 @@ impl LiveEntries {
 impl AsFd for LiveMap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.map.as_fd()
+    }
+}
+
+/// Distance between two counts: the kernel pads array elements to eight bytes (kernel/bpf/arraymap.c).
+const STRIDE: u64 = 8;
+
+/// The filter's counts, in memory shared with the BPF programs.
+pub struct Filter(Mapping);
+
+impl Filter {
+    /// Maps the filter into memory.
+    ///
+    /// # Errors
+    /// The object has no such map, or the kernel refuses the mapping.
+    pub fn open(loader: &Loader) -> Result<Self, KernelError> {
+        let (map, bytes) = (loader.map("FILTER")?, SLOTS as u64 * STRIDE);
+        let counts = Mapping::of(map, 0, bytes, libc::PROT_READ | libc::PROT_WRITE);
+        counts.map(Self).map_err(|source| KernelError::Read { what: "the live map's filter", source })
+    }
+
+    /// Removes a block from the filter. Call it for each block that the daemon removed from the live map.
+    pub fn remove(&self, address: u64) {
+        self.0.word_at(u64::from(slot_of(address)) * STRIDE).fetch_sub(1, Ordering::Relaxed);
     }
 }

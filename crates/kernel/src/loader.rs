@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use aya::maps::{Map, MapData, MapError, StackTraceMap};
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Features, Function, Object};
 use heapbpf_host::side_by_side::on_all_processors;
 use sampler_ebpf::abi::{Config, SESSION_IS_RETURN};
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::btf::KernelBtf;
 use super::ring_maps::{self, NewRing, RINGS, RingId};
@@ -66,7 +67,8 @@ pub struct Loader {
     /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
     /// not found if it was inlined into another.
     pub(super) knows_multi_links: bool,
-    tracepoint_copies: usize,
+    /// How many copies of a tracepoint program are linked.
+    pub(super) tracepoint_copies: usize,
 }
 
 /// A thread that creates a ring. The kernel waits a grace period before the programs write to it.
@@ -102,7 +104,7 @@ impl Loader {
             .ok_or_else(|| KernelError::Object("it has no type information".into()))?
             .to_bytes();
         let btf = sys::load_btf(&types).map_err(|(source, log)| match source.raw_os_error() {
-            Some(libc::EPERM) => KernelError::permission(),
+            Some(libc::EPERM) => KernelError::Permission,
             _ => KernelError::BtfRefused { source, log },
         })?;
 
@@ -142,11 +144,6 @@ impl Loader {
     /// Whether this kernel supports uprobe sessions, that is, has the kernel function that they need.
     pub const fn knows_sessions(&self) -> bool {
         self.session_is_return.is_some()
-    }
-
-    /// How many copies of a tracepoint program are linked.
-    pub(super) const fn tracepoint_copies(&self) -> usize {
-        self.tracepoint_copies
     }
 
     /// Loads programs side by side, for [`Self::program`] to return. The verifier takes up to half a second on one CPU
@@ -228,7 +225,7 @@ impl Loader {
             lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
         })
         .map_err(|(source, log)| match source.raw_os_error() {
-            Some(libc::EPERM) => KernelError::permission(),
+            Some(libc::EPERM) => KernelError::Permission,
             _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },
         })
     }
@@ -252,13 +249,27 @@ impl Loader {
         made.map_err(KernelError::or_too_old)
     }
 
-    /// Returns a map for aya's typed wrappers.
+    /// Returns a map as one of aya's typed wrappers.
     ///
     /// # Errors
-    /// The object has no such map, or the kernel does not return its properties.
-    pub fn typed_map(&self, name: &str) -> Result<aya::maps::Map, KernelError> {
+    /// The object has no such map, the kernel does not return its properties, or it is another kind of map.
+    pub fn typed_map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M, KernelError> {
         let fd = self.map(name)?.try_clone_to_owned().map_err(object_error)?;
-        aya::maps::MapData::from_fd(fd).and_then(aya::maps::Map::from_map_data).map_err(object_error)
+        let failed = |error: MapError| object_error(format!("{name}: {error}"));
+        MapData::from_fd(fd).and_then(Map::from_map_data).and_then(M::try_from).map_err(failed)
+    }
+
+    /// Returns a function for the addresses of a stack from the kernel's own frame-pointer walk, by its ID, innermost
+    /// first; none if there is no stack with this ID.
+    ///
+    /// # Errors
+    /// Same as [`Self::typed_map`].
+    pub fn stack_traces(&self) -> Result<impl Fn(i32) -> Vec<u64> + use<>, KernelError> {
+        let traces: StackTraceMap<MapData> = self.typed_map("STACK_TRACES")?;
+        Ok(move |id: i32| {
+            let trace = u32::try_from(id).ok().and_then(|id| traces.get(&id, 0).ok());
+            trace.map(|trace| trace.frames().iter().map(|frame| frame.ip).collect()).unwrap_or_default()
+        })
     }
 }
 
@@ -315,3 +326,13 @@ fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
+
+/// Wraps an ABI type so that it can be a key or value of aya's typed maps.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abi<T>(pub T);
+
+// SAFETY: aya copies such values to and from buffers of `size_of::<T>()` bytes, after checking that this is the map's
+// key or value size. The wrapper has the layout of `T`. Any bytes are a valid `T` (`FromBytes`), and all bytes of a `T`
+// are initialised (`IntoBytes`).
+unsafe impl<T: FromBytes + IntoBytes + Copy + 'static> aya::Pod for Abi<T> {}

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::lifecycle::least_skipped;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
 /// Tracepoints and the programs for each, in the order in which they run. While they are linked, every system call on
-/// the host is slower. The second program is needed where the kernel may skip the first ([`super::tracepoints`]).
+/// the host is slower. The second program is needed where the kernel may skip the first ([`super::lifecycle`]).
 const TRACEPOINTS: [(&str, [&str; 2]); 2] = [
     ("sys_enter", ["system_call_entry", "system_call_entry"]),
     ("sys_exit", ["system_call_exit", "again_at_call_exit"]),
@@ -27,7 +28,7 @@ impl MappingProbes {
     /// The kernel refuses a program.
     pub fn load(loader: &Loader) -> Result<Self, KernelError> {
         let load = |(_, names): (&str, [&'static str; 2])| {
-            let needed = names.into_iter().take(loader.tracepoint_copies());
+            let needed = names.into_iter().take(loader.tracepoint_copies);
             needed.map(|name| loader.program(name, ProgramKind::RawTracepoint)).collect::<Result<_, _>>()
         };
         let [entry, exit] = TRACEPOINTS.map(load);
@@ -65,14 +66,7 @@ impl MappingProbes {
     /// # Errors
     /// The kernel does not report it.
     pub fn runs_skipped(&self) -> Result<u64, KernelError> {
-        let least = |programs: &Vec<OwnedFd>| {
-            programs.iter().map(|it| sys::runs_skipped(it.as_fd())).try_fold(u64::MAX, at_most)
-        };
-        let skipped = self.programs.iter().map(least).sum::<io::Result<u64>>();
+        let skipped = self.programs.iter().map(|programs| least_skipped(programs)).sum::<io::Result<u64>>();
         skipped.map_err(|source| KernelError::Read { what: "skipped runs", source })
     }
-}
-
-fn at_most(least: u64, skipped: io::Result<u64>) -> io::Result<u64> {
-    Ok(least.min(skipped?))
 }

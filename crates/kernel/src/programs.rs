@@ -23,8 +23,9 @@ pub struct Programs {
     guardian: Guardian,
     /// How uprobes are linked.
     pub kind: LinkKind,
-    /// Whether a link to one process runs the programs for all its threads.
-    links_one_process: bool,
+    /// Whether a link to one process runs the programs for all its threads. If not, a file must be linked once for all
+    /// processes that map it, and the programs themselves select the targets.
+    pub links_one_process: bool,
     allocation: Program,
     allocation_return: Option<Program>,
     /// For the entry of functions whose return address must stay where it is, if `allocation` is a session. Whenever
@@ -36,11 +37,12 @@ pub struct Programs {
     free: Option<Program>,
     /// For samples that programs announce themselves, and their frees.
     announcements: Option<Announcements>,
-    iterator: OwnedFd,
+    pub(super) iterator: OwnedFd,
     process_iterator: OwnedFd,
     /// The programs that follow forks, execs and exits.
     pub lifecycle: Lifecycle,
-    refusals: Vec<(LinkKind, String)>,
+    /// The better kinds of link that this kernel refused, with the reasons.
+    pub refusals: Vec<(LinkKind, String)>,
 }
 
 /// When to load the programs for probes in allocators. The verifier takes longest for these.
@@ -104,7 +106,7 @@ impl Programs {
                     programs.refusals = refusals;
                     return Ok(programs);
                 }
-                Err(error @ KernelError::Permission { .. }) => return Err(error),
+                Err(error @ KernelError::Permission) => return Err(error),
                 Err(error) if i == last => return Err(error),
                 Err(error) => refusals.push((kind, error.to_string())),
             }
@@ -260,12 +262,6 @@ impl Programs {
         if self.kind == LinkKind::Session { sys::ATTACH_UPROBE_SESSION } else { sys::ATTACH_UPROBE_MULTI }
     }
 
-    /// Whether links to one process see all its threads. If not, a file must be linked once for all processes that map
-    /// it, and the programs themselves select the targets.
-    pub const fn links_one_process(&self) -> bool {
-        self.links_one_process
-    }
-
     /// Attaches to the given instructions of a file, in one process or in all that map the file. Each link counts the
     /// calls of the targets that are listed for its kind ([`CountedBy`]).
     ///
@@ -275,7 +271,8 @@ impl Programs {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let announcements = self.announcements.as_ref();
         // A file where a program announces samples has no other points.
-        let announces = points.iter().any(|point| point.role.is_announcement());
+        let announces =
+            points.iter().any(|point| matches!(point.role, Role::AnnouncesFree { .. } | Role::Announces { .. }));
         let counted_by = match pid {
             _ if announces && announcements.is_some_and(|it| it.of_listed) => CountedBy::Announcements,
             Some(_) => CountedBy::OwnLinks,
@@ -306,7 +303,7 @@ impl Programs {
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
             if part == 2 {
-                links.end_frees();
+                links.frees = links.links.len();
             }
             let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
             let program = program.loaded(&self.loader)?;
@@ -369,19 +366,9 @@ impl Programs {
         Ok((all, refused))
     }
 
-    /// The link of the thread iterator.
-    pub fn iterator_link(&self) -> BorrowedFd<'_> {
-        self.iterator.as_fd()
-    }
-
     /// The link of the process iterator.
     pub fn process_iterator_link(&self) -> BorrowedFd<'_> {
         self.process_iterator.as_fd()
-    }
-
-    /// The better kinds of link that this kernel refused, with the reasons.
-    pub fn refusals(&self) -> &[(LinkKind, String)] {
-        &self.refusals
     }
 }
 
@@ -437,10 +424,6 @@ pub enum Role {
 }
 
 impl Role {
-    const fn is_announcement(self) -> bool {
-        matches!(self, Self::AnnouncesFree { .. } | Self::Announces { .. })
-    }
-
     const fn semaphore(self) -> u64 {
         match self {
             Self::AnnouncesFree { semaphore } | Self::Announces { semaphore } => semaphore,
@@ -482,11 +465,6 @@ impl Links {
     fn take_in(&mut self, mut other: Self) {
         self.frees += other.frees;
         self.links.append(&mut other.links);
-    }
-
-    /// Marks all links added so far as links of functions that free.
-    fn end_frees(&mut self) {
-        self.frees = self.links.len();
     }
 }
 

@@ -6,8 +6,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::KernelError;
 use super::loader::Loader;
-use super::ring_maps::{self, NewRing, RINGS, RingId};
-use super::ring_memory::RingMemory;
+use super::ring_maps::{self, NewRing, RINGS, RingId, RingMemory};
 
 /// The reading end of one of the rings. A ring that has become too small is replaced by a larger one; the contents of
 /// the old one are read first. Positions continue from the old ring to the new one.
@@ -51,7 +50,7 @@ impl Ring {
     /// # Errors
     /// The kernel has no memory for it, or the recording has no free descriptors. The ring stays as it is.
     pub fn resize(&mut self, bytes: u64) -> Result<bool, KernelError> {
-        if self.next.is_some() && !self.turn() {
+        if self.next.is_some() && !self.give_back() {
             return Ok(false);
         }
         // Mapped first, because records arrive in the new ring at once.
@@ -59,12 +58,6 @@ impl Ring {
         ring_maps::put(self.rings.as_fd(), self.id, memory.as_fd())?;
         self.next = Some(memory);
         Ok(true)
-    }
-
-    /// Frees the memory of a replaced ring once it has been read completely. Needed because otherwise that only happens
-    /// when records arrive.
-    pub fn give_back(&mut self) {
-        self.turn();
     }
 
     /// Its name.
@@ -109,7 +102,7 @@ impl Ring {
                 slab.extend_from_slice(record);
                 ends.push(slab.len());
             });
-            if copied.is_none() && !self.turn() {
+            if copied.is_none() && !self.give_back() {
                 break;
             }
         }
@@ -130,7 +123,7 @@ impl Ring {
         while count < most && self.read_up_to() < up_to {
             if self.current.read(&mut each).is_some() {
                 count += 1;
-            } else if !self.turn() {
+            } else if !self.give_back() {
                 break;
             }
         }
@@ -146,8 +139,9 @@ impl Ring {
         self.next.as_ref().unwrap_or(&self.current)
     }
 
-    /// Switches to the ring that replaced this one, if there is one and this one has been read completely.
-    fn turn(&mut self) -> bool {
+    /// Switches to the ring that replaced this one and frees the memory of this one, if there is such a ring and this
+    /// one has been read completely. Reading does that only when records arrive. Returns whether it switched.
+    pub fn give_back(&mut self) -> bool {
         if !self.current.is_empty() {
             return false;
         }

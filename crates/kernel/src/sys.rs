@@ -8,7 +8,7 @@ mod programs;
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use aya_obj::generated::{bpf_attr, bpf_cmd};
 pub use links::*;
@@ -46,6 +46,22 @@ unsafe fn call_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> 
     // SAFETY: the command succeeded and returns a new descriptor (guaranteed by the caller), which nothing else owns
     // yet.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Asks the kernel for the properties of an object.
+///
+/// # Safety
+/// All zeros, and what the kernel writes for any kind of object, must be valid values of `T`.
+unsafe fn object_info<T>(object: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: the caller guarantees that all zeros is a valid value.
+    let mut info: T = unsafe { std::mem::zeroed() };
+    let mut attr = zeroed();
+    attr.info.bpf_fd = object.as_raw_fd() as u32;
+    attr.info.info = &raw mut info as u64;
+    attr.info.info_len = size_of_val(&info) as u32;
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which has that many.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(info)
 }
 
 fn copy_name(target: &mut [std::ffi::c_char], name: &str) {

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::AsFd;
 
-use aya::maps::Array;
+use aya::maps::{Array, MapData};
 
 use super::guardian::Guardian;
 use super::loader::{Loader, ProgramKind};
@@ -42,10 +42,9 @@ pub fn own_location(address: u64) -> Option<(CString, u64)> {
 /// # Errors
 /// The link cannot be made, or its runs cannot be read.
 pub fn sees_all_threads(loader: &Loader, guardian: &Guardian) -> Result<bool, KernelError> {
-    let failed = |error: aya::maps::MapError| KernelError::Object(error.to_string());
     let program = loader.program("count_run", ProgramKind::UprobeMulti)?;
-    let runs: Array<_, u64> = Array::try_from(loader.typed_map("TRIAL_RUNS")?).map_err(failed)?;
-    let before = runs.get(&0, 0).map_err(failed)?;
+    let runs: Array<MapData, u64> = loader.typed_map("TRIAL_RUNS")?;
+    let before = runs.get(&0, 0)?;
     let (path, offset) = location()?;
     let pid = Some(std::process::id());
     let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], semaphores: &[], pid };
@@ -54,5 +53,5 @@ pub fn sees_all_threads(loader: &Loader, guardian: &Guardian) -> Result<bool, Ke
     std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, || trial_site()).map(drop))
         .map_err(refused)?;
     drop(link);
-    Ok(runs.get(&0, 0).map_err(failed)? > before)
+    Ok(runs.get(&0, 0)? > before)
 }

@@ -38,10 +38,9 @@ const LONG: [(f64, &str); 3] = [(60.0, "min"), (3_600.0, "h"), (86_400.0, "d")];
 impl Axis {
     /// A linear axis from 0 to a round number that is not below `high`.
     pub fn linear(label: impl Into<String>, unit: Unit, high: f64) -> Self {
-        let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
-        let axis = Self { label: label.into(), unit, logarithmic: false, low: 0.0, high };
+        let axis = Self::up_to(label, unit, high);
         let step = axis.step();
-        Self { high: (high / step - 1e-9).ceil() * step, ..axis }
+        Self { high: (axis.high / step - 1e-9).ceil() * step, ..axis }
     }
 
     /// A linear axis from 0 to exactly `high`.

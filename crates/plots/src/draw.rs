@@ -5,7 +5,7 @@ use plotters::drawing::{DrawingArea, DrawingAreaErrorKind};
 use plotters::element::{Circle, PathElement, Polygon, Rectangle, Text};
 use plotters::prelude::DrawingBackend;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, RGBColor, ShapeStyle, TextStyle};
+use plotters::style::{Color, RGBColor, TextStyle};
 
 use crate::axis::Axis;
 use crate::figure::{Curve, Figure, Key, Panel, Point};
@@ -144,10 +144,6 @@ fn units((x, y): (f64, f64)) -> (i32, i32) {
     (unit(x), unit(y))
 }
 
-fn stroke(color: RGBColor, width: f64) -> ShapeStyle {
-    color.stroke_width(unit(width).max(1) as u32)
-}
-
 impl<DB: DrawingBackend> Sheet<'_, DB> {
     /// A text that is centred vertically on a point.
     fn text(&self, text: &str, at: (f64, f64), size: f64, color: RGBColor, side: HPos) -> Result<DB> {
@@ -159,7 +155,7 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
 
     fn line(&self, points: &[(f64, f64)], color: RGBColor, width: f64) -> Result<DB> {
         let points: Vec<(i32, i32)> = points.iter().copied().map(units).collect();
-        self.area.draw(&PathElement::new(points, stroke(color, width)))
+        self.area.draw(&PathElement::new(points, color.stroke_width(unit(width).max(1) as u32)))
     }
 
     fn dashed(&self, points: &[(f64, f64)], color: RGBColor, width: f64) -> Result<DB> {

@@ -9,7 +9,6 @@ mod letters;
 mod overhead;
 mod picture;
 mod plan;
-mod stack_names;
 mod survival;
 mod timeline;
 
@@ -22,7 +21,10 @@ pub use plan::plan;
 pub use survival::survival;
 pub use timeline::timeline;
 
+use heapbpf_profile::escape::escaped;
 use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::report::StackFigures;
 use heapbpf_profile::value::Value;
 
 /// Options that all plots of profiles share.
@@ -42,6 +44,39 @@ impl Default for PlotOptions {
     fn default() -> Self {
         Self { value: None, confidence: 0.95, group_by: None, stacks: 5 }
     }
+}
+
+/// The profiles of a recording in order of time, the last one, and when the recording began.
+///
+/// # Errors
+/// There are fewer than two points in time, which `what` needs.
+fn snapshots<'a>(
+    profiles: &'a [Profile],
+    what: &'static str,
+) -> Result<(Vec<&'a Profile>, &'a Profile, std::time::SystemTime), PlotError> {
+    let mut order: Vec<&Profile> = profiles.iter().collect();
+    order.sort_by_key(|profile| profile.header.time);
+    let start = order.iter().map(|profile| profile.header.started).min();
+    match (order.first().copied(), order.last().copied(), start) {
+        (Some(first), Some(last), Some(start)) if first.header.time != last.header.time => Ok((order, last, start)),
+        _ => Err(PlotError::NeedsSnapshots(what)),
+    }
+}
+
+/// Maximum number of functions of a stack in its name.
+const CALLS: usize = 4;
+
+/// The name of a stack in a legend: `cache_insert ← handle_request ← main`, with the group in front.
+fn stack_name(stack: &StackFigures) -> String {
+    let mut calls: Vec<&str> = stack.calls.iter().take(CALLS).map(String::as_str).collect();
+    if stack.calls.len() > CALLS {
+        calls.push("…");
+    }
+    if calls.is_empty() {
+        calls.push("[no stack]");
+    }
+    let group = if stack.group.is_empty() { String::new() } else { format!("{}: ", stack.group) };
+    escaped(&format!("{group}{}", calls.join(" ← "))).into_owned()
 }
 
 /// Seconds from one moment to a later one.

@@ -7,7 +7,7 @@ use heapbpf_profile::units;
 use crate::axis::{Axis, Unit};
 use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
-use crate::seconds_between;
+use crate::{seconds_between, snapshots};
 
 /// Counters of the calls that trigger a probe.
 const CALLS: [&str; 3] = ["hits", "inner", "frees_seen"];
@@ -17,18 +17,10 @@ const CALLS: [&str; 3] = ["hits", "inner", "frees_seen"];
 /// # Errors
 /// There are fewer than two points in time, or the profiles have no such counters.
 pub fn overhead(profiles: &[Profile]) -> Result<Figure, PlotError> {
-    let mut order: Vec<&Profile> = profiles.iter().collect();
-    order.sort_by_key(|profile| profile.header.time);
-    let (Some(first), Some(last)) = (order.first(), order.last()) else {
-        return Err(PlotError::NeedsSnapshots("overhead"));
-    };
-    if first.header.time == last.header.time {
-        return Err(PlotError::NeedsSnapshots("overhead"));
-    }
+    let (order, last, start) = snapshots(profiles, "overhead")?;
     if !order.iter().all(|profile| profile.counters.contains_key(PROBE_NS)) {
         return Err(PlotError::NoProbeTimes);
     }
-    let start = order.iter().map(|profile| profile.header.started).min().unwrap_or(first.header.started);
     let probes = |profile: &Profile| profile.counters.get(PROBE_NS).map_or(0.0, |ns| *ns as f64 / 1e9);
     let calls = |profile: &Profile| {
         CALLS.iter().filter_map(|name| profile.counters.get(*name)).fold(0.0, |sum, count| sum + *count as f64)

@@ -2,6 +2,7 @@
 
 use plotters::backend::{BitMapBackend, SVGBackend};
 use plotters::drawing::IntoDrawingArea;
+use plotters::prelude::DrawingBackend;
 use thiserror::Error;
 
 use crate::draw::{self, SCALE};
@@ -36,16 +37,9 @@ impl Figure {
     /// # Errors
     /// The figure could not be drawn.
     pub fn svg(&self) -> Result<String, PictureError> {
-        if !letters::register() {
-            return Err(PictureError::Font);
-        }
         let (width, height) = draw::size(self);
         let mut svg = String::new();
-        {
-            let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
-            draw::draw(self, &area, 0.0).map_err(|error| PictureError::Draw(error.to_string()))?;
-            area.present().map_err(|error| PictureError::Draw(error.to_string()))?;
-        }
+        self.draw(SVGBackend::with_string(&mut svg, (width, height)), 0.0)?;
         // The backend draws with integer coordinates, so the picture is drawn large; viewers show it at its nominal
         // size.
         let (drawn, shown) = (
@@ -60,16 +54,9 @@ impl Figure {
     /// # Errors
     /// The figure could not be drawn or encoded.
     pub fn png(&self) -> Result<Vec<u8>, PictureError> {
-        if !letters::register() {
-            return Err(PictureError::Font);
-        }
         let (width, height) = draw::size(self);
         let mut pixels = vec![255; 3 * width as usize * height as usize];
-        {
-            let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-            draw::draw(self, &area, PNG_LOWER).map_err(|error| PictureError::Draw(error.to_string()))?;
-            area.present().map_err(|error| PictureError::Draw(error.to_string()))?;
-        }
+        self.draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), PNG_LOWER)?;
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, width / FINE, height / FINE);
         encoder.set_color(png::ColorType::Rgb);
@@ -79,6 +66,16 @@ impl Figure {
         writer.write_image_data(&averaged(&pixels, width as usize))?;
         writer.finish()?;
         Ok(file)
+    }
+
+    /// Draws the figure with a backend, which is complete afterwards. `lower`: see [`draw::draw`].
+    fn draw<DB: DrawingBackend>(&self, backend: DB, lower: f64) -> Result<(), PictureError> {
+        if !letters::register() {
+            return Err(PictureError::Font);
+        }
+        let area = backend.into_drawing_area();
+        let drawn = draw::draw(self, &area, lower).and_then(|()| area.present());
+        drawn.map_err(|error| PictureError::Draw(error.to_string()))
     }
 }
 

@@ -6,11 +6,10 @@ use heapbpf_profile::units;
 use heapbpf_profile::value::Value;
 use heapbpf_statistics::survival_band::{Band, band};
 
-use crate::PlotOptions;
 use crate::axis::{Axis, Unit};
 use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
-use crate::stack_names::name;
+use crate::{PlotOptions, stack_name};
 
 /// Shortest age shown, in seconds.
 const SHORTEST: f64 = 1e-6;
@@ -112,5 +111,5 @@ fn entry(key: Key, profile: &Profile, stack: &StackFigures, lives: &Lifetimes, o
     let (what, no_band) = (value.title(), if has_ages(lives) { "" } else { " · no interval: the file has no ages" });
     let figure =
         if value.is_bytes() { format!("{figure}{}", &what["bytes".len()..]) } else { format!("{figure} {what}") };
-    Entry { key, name: name(stack), about: format!("{half} · {figure}{no_band}") }
+    Entry { key, name: stack_name(stack), about: format!("{half} · {figure}{no_band}") }
 }

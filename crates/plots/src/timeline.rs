@@ -9,8 +9,7 @@ use heapbpf_profile::value::Value;
 use crate::axis::{Axis, Unit};
 use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
-use crate::stack_names::{identity, name};
-use crate::{PlotOptions, seconds_between};
+use crate::{PlotOptions, seconds_between, snapshots, stack_name};
 
 /// A value over time: the total, and the stacks that are largest in the last snapshot. The order of the profiles does
 /// not matter.
@@ -18,14 +17,7 @@ use crate::{PlotOptions, seconds_between};
 /// # Errors
 /// There are fewer than two points in time, or the value is not known.
 pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, PlotError> {
-    let mut order: Vec<&Profile> = profiles.iter().collect();
-    order.sort_by_key(|profile| profile.header.time);
-    let (Some(first), Some(last)) = (order.first(), order.last()) else {
-        return Err(PlotError::NeedsSnapshots("a timeline"));
-    };
-    if first.header.time == last.header.time {
-        return Err(PlotError::NeedsSnapshots("a timeline"));
-    }
+    let (order, last, start) = snapshots(profiles, "a timeline")?;
     let value = options.value.unwrap_or_else(|| Value::default_of(last));
     if value.needs_frees() && !order.iter().all(|profile| profile.header.live) {
         return Err(PlotError::NotFollowed(value.name()));
@@ -38,15 +30,15 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
     });
     let report = ReportOptions { sort: Some(value), group_by, ..ReportOptions::default() };
     let stacks: Vec<Vec<StackFigures>> = order.iter().map(|profile| figures_of_stacks(profile, &report)).collect();
-    let start = order.iter().map(|profile| profile.header.started).min().unwrap_or(first.header.started);
     let point = |profile: &Profile, pool: &Pool| {
         let estimate = pool.estimate(profile, value, options.confidence);
         let x = seconds_between(start, profile.header.time);
         Point { x, y: estimate.estimate, band: estimate.low.zip(estimate.high) }
     };
-    let entry = |key, name, pool: &Pool| {
-        let FigureText { figure, bounds, .. } = FigureText::new(last, pool, value, options.confidence);
-        Entry { key, name, about: format!("{figure} {bounds}").trim_end().to_owned() }
+    let entry = |key, name, pool: &Pool| Entry {
+        key,
+        name,
+        about: FigureText::new(last, pool, value, options.confidence).text(),
     };
     let mut curves = Vec::new();
     let mut legend = Vec::new();
@@ -56,7 +48,9 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
     for (index, stack) in largest.iter().enumerate() {
         let key = Key::Part(index + 1);
         let points = order.iter().zip(&stacks).map(|(profile, stacks)| {
-            let found = stacks.iter().find(|other| identity(other) == identity(stack));
+            let is_same =
+                |it: &&StackFigures| (&it.group, &it.calls, &it.cut) == (&stack.group, &stack.calls, &stack.cut);
+            let found = stacks.iter().find(is_same);
             let unseen = || {
                 let mut pool = Pool::default();
                 pool.allow_for(&intervals_used(profile));
@@ -65,7 +59,7 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
             found.map_or_else(|| point(profile, &unseen()), |found| point(profile, &found.pool))
         });
         curves.push(Curve { dots: true, ..Curve::through(key, points.collect()) });
-        legend.push(entry(key, name(stack), &stack.pool));
+        legend.push(entry(key, stack_name(stack), &stack.pool));
     }
     let whole: Vec<Point> = order.iter().map(|profile| point(profile, &Pool::whole(profile))).collect();
     let others = with_some.len() - largest.len();

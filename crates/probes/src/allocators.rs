@@ -6,7 +6,6 @@ use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES};
 
 use crate::elf::FileImage;
 use crate::placement::Arguments;
-use crate::versions;
 
 /// The shape of a function: what its arguments mean, and whether it allocates or frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -267,7 +266,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         name: "jemalloc",
         // The prefixes belong to builds that do not replace malloc, and to Rust's jemalloc crates.
         markers: &["mallocx", "je_mallocx", "_rjem_mallocx", "_rjem_malloc"],
-        version: versions::jemalloc,
+        version: jemalloc_version,
         realloc_zero_frees: true,
         prefixes: &["", "je_", "_rjem_"],
         functions: &[STANDARD, OPERATORS, JEMALLOC],
@@ -277,7 +276,7 @@ pub const ALLOCATORS: &[Allocator] = &[
     Allocator {
         name: "tcmalloc",
         markers: &["tc_malloc", "TCMallocInternalMalloc"],
-        version: versions::tcmalloc,
+        version: tcmalloc_version,
         realloc_zero_frees: true,
         prefixes: &["", "tc_"],
         functions: &[STANDARD, OPERATORS],
@@ -286,7 +285,7 @@ pub const ALLOCATORS: &[Allocator] = &[
     Allocator {
         name: "mimalloc",
         markers: &["mi_malloc"],
-        version: versions::mimalloc,
+        version: mimalloc_version,
         prefixes: &["", "mi_"],
         functions: &[STANDARD, OPERATORS, MIMALLOC],
         limits: &[("mi_heap_destroy", "frees all blocks of a heap at once: the profile still shows them as in use")],
@@ -318,7 +317,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         name: "musl",
         // Functions of the loader's stages in the shared library; the allocator's own functions in a static executable.
         markers: &["__dls2b", "__libc_malloc_impl", "__simple_malloc"],
-        version: versions::musl,
+        version: musl_version,
         functions: &[STANDARD],
         ..BASE
     },
@@ -345,7 +344,7 @@ pub const ALLOCATORS: &[Allocator] = &[
     Allocator {
         name: "glibc",
         markers: &["gnu_get_libc_version", "_int_malloc"],
-        version: versions::glibc,
+        version: glibc_version,
         realloc_zero_frees: true,
         functions: &[STANDARD],
         ..BASE
@@ -394,3 +393,56 @@ pub const OWN_OPERATORS: &str = "operator new of its own";
 
 /// Name prefixes of dynamic loaders, which define `malloc` for their own start only.
 pub const LOADERS: &[&str] = &["ld-linux", "ld-2.", "ld.so.1", "ld64.so"];
+
+/// `2.36`, from glibc's banner, or else from the newest symbol version that it defines.
+fn glibc_version(image: &FileImage) -> Option<String> {
+    let from_banner = image.text_after(b" release version ", 32).and_then(leading_version);
+    from_banner.or_else(|| {
+        let newest = image.versions.iter().filter_map(|v| v.strip_prefix("GLIBC_")).filter_map(|v| {
+            let mut parts = v.split('.').map(str::parse::<u32>);
+            Some((parts.next()?.ok()?, parts.next()?.ok()?))
+        });
+        newest.max().map(|(major, minor)| format!("{major}.{minor}"))
+    })
+}
+
+/// The digits and dots at the beginning of a text.
+fn leading_version(text: &str) -> Option<String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let version = text[..end].trim_end_matches('.');
+    (!version.is_empty()).then(|| version.to_owned())
+}
+
+/// `5.3.0`, from `5.3.0-0-g54eaed1…`.
+fn jemalloc_version(image: &FileImage) -> Option<String> {
+    let text = image.text_where(|text| {
+        let mut parts = text.split('-');
+        let version = parts.next().is_some_and(is_version);
+        version
+            && parts.next().is_some_and(|n| n.parse::<u32>().is_ok())
+            && parts.next().is_some_and(|g| g.starts_with('g'))
+    })?;
+    leading_version(text)
+}
+
+/// `2.10`, from `gperftools 2.10`.
+fn tcmalloc_version(image: &FileImage) -> Option<String> {
+    image.text_after(b"gperftools ", 16).and_then(leading_version)
+}
+
+/// `2.0`, from the library's name: the file itself has no text with its version.
+fn mimalloc_version(image: &FileImage) -> Option<String> {
+    let names = [Some(image.path.as_str()), image.soname.as_deref()];
+    names.into_iter().flatten().find_map(|name| leading_version(name.split_once(".so.")?.1))
+}
+
+/// `1.2.3`, a separate text in the shared library.
+fn musl_version(image: &FileImage) -> Option<String> {
+    image.text_after(b"musl libc", 1)?;
+    image.text_where(is_version).map(str::to_owned)
+}
+
+/// Whether the text is three numbers with dots between them.
+fn is_version(text: &str) -> bool {
+    text.split('.').count() == 3 && text.split('.').all(|n| n.len() < 4 && n.parse::<u32>().is_ok())
+}

@@ -6,7 +6,7 @@ use std::ops::Bound::{Excluded, Included};
 
 use crate::arch;
 use crate::elf::FileImage;
-use crate::flow::{FlowKind, Target};
+use crate::flow::Target;
 
 /// Maximum helpers that are followed; glibc has one.
 pub const HELPERS_MAX: usize = 1024;
@@ -64,8 +64,8 @@ impl<'a> CallGraph<'a> {
         let mut slots = Vec::new();
         let mut scan = |address: u64, bytes: &[u8]| {
             arch::flows(image.machine, address, bytes, |flow| match flow.target {
-                Target::Address(to) => edges.push(Edge { from: flow.from, to, is_call: flow.kind == FlowKind::Call }),
-                Target::Slot(slot) => slots.push((flow.from, slot, flow.kind == FlowKind::Call)),
+                Target::Address(to) => edges.push(Edge { from: flow.from, to, is_call: flow.is_call }),
+                Target::Slot(slot) => slots.push((flow.from, slot, flow.is_call)),
             });
         };
         if image.code_is_whole {

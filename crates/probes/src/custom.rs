@@ -45,13 +45,6 @@ pub struct CustomError {
     at: usize,
 }
 
-/// What a function does, according to the word before its name.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Allocates,
-    Frees,
-}
-
 struct Parser<'a> {
     text: &'a str,
     at: usize,
@@ -77,8 +70,7 @@ impl std::str::FromStr for CustomAllocator {
             let start = parser.at;
             let function = parser.function()?;
             if functions.iter().any(|f| f.symbol == function.symbol) {
-                parser.at = start;
-                return Err(parser.error("this function is named twice"));
+                return Err(parser.error_at(start, "this function is named twice"));
             }
             functions.push(function);
             if parser.rest().is_empty() {
@@ -98,11 +90,12 @@ impl<'a> Parser<'a> {
     }
 
     fn error(&self, problem: impl Into<String>) -> CustomError {
-        CustomError {
-            text: self.text.to_owned(),
-            problem: problem.into(),
-            at: self.text[..self.at].chars().count() + 1,
-        }
+        self.error_at(self.at, problem)
+    }
+
+    fn error_at(&self, at: usize, problem: impl Into<String>) -> CustomError {
+        let at = self.text[..at].chars().count() + 1;
+        CustomError { text: self.text.to_owned(), problem: problem.into(), at }
     }
 
     fn eat(&mut self, token: &str) -> bool {
@@ -133,32 +126,26 @@ impl<'a> Parser<'a> {
         let start = self.at;
         let word = self.word("an argument, arg0 to arg5")?;
         let number = word.strip_prefix("arg").and_then(|n| n.parse::<u8>().ok());
-        number.filter(|n| *n < ARGUMENTS).ok_or_else(|| {
-            self.at = start;
-            self.error(format!("{word:?} is not an argument (arg0 to arg5)"))
-        })
+        number
+            .filter(|n| *n < ARGUMENTS)
+            .ok_or_else(|| self.error_at(start, format!("{word:?} is not an argument (arg0 to arg5)")))
     }
 
     fn function(&mut self) -> Result<CustomFunction, CustomError> {
-        let mut role = Role::Allocates;
+        let mut frees = false;
         let mut start = self.at;
         let mut symbol = self.word("a function's name")?;
         if self.eat("=") {
-            role = match symbol {
-                "alloc" => Role::Allocates,
-                "free" => Role::Frees,
-                _ => {
-                    self.at = start;
-                    return Err(self.error(format!("{symbol:?} is neither \"alloc\" nor \"free\"")));
-                }
-            };
+            frees = symbol == "free";
+            if !frees && symbol != "alloc" {
+                return Err(self.error_at(start, format!("{symbol:?} is neither \"alloc\" nor \"free\"")));
+            }
             start = self.at;
             symbol = self.word("a function's name")?;
         }
-        let shape = self.arguments(role)?;
-        let mut shape = shape;
+        let mut shape = self.arguments(frees)?;
         if self.eat("->") {
-            if role == Role::Frees {
+            if frees {
                 return Err(self.error("a function that frees takes no ->"));
             }
             if self.eat("*") {
@@ -167,19 +154,16 @@ impl<'a> Parser<'a> {
                 return Err(self.error("expected \"ret\" or \"*argN\""));
             }
         }
-        if role == Role::Allocates && shape.arguments.size == NO_ARGUMENT {
-            self.at = start;
-            return Err(self.error(format!("{symbol:?} has no size=argN")));
+        if !frees && shape.arguments.size == NO_ARGUMENT {
+            return Err(self.error_at(start, format!("{symbol:?} has no size=argN")));
         }
         Ok(CustomFunction { symbol: symbol.to_owned(), shape })
     }
 
-    fn arguments(&mut self, role: Role) -> Result<Shape, CustomError> {
+    fn arguments(&mut self, frees: bool) -> Result<Shape, CustomError> {
         self.expect("(")?;
-        if role == Role::Frees {
-            let named = self.rest().trim_start().starts_with("old");
-            if named {
-                self.expect("old")?;
+        if frees {
+            if self.eat("old") {
                 self.expect("=")?;
             }
             let shape = Shape::frees(self.argument()?);
@@ -197,13 +181,11 @@ impl<'a> Parser<'a> {
                 "times" => &mut shape.arguments.times,
                 "old" => &mut shape.arguments.old,
                 _ => {
-                    self.at = start;
-                    return Err(self.error(format!("{key:?} is not one of \"size\", \"times\", \"old\"")));
+                    return Err(self.error_at(start, format!("{key:?} is not one of \"size\", \"times\", \"old\"")));
                 }
             };
             if *place != NO_ARGUMENT {
-                self.at = start;
-                return Err(self.error(format!("{key:?} is given twice")));
+                return Err(self.error_at(start, format!("{key:?} is given twice")));
             }
             *place = argument;
             if self.eat(")") {

@@ -4,18 +4,16 @@
 
 use std::collections::HashMap;
 
+use heapbpf_audit::FileKind;
+pub use heapbpf_elf::Symbol;
 use heapbpf_elf::{Dynamic, Elf, ElfFile, Image, MAX_PIECE_BYTES, Pieces, Segment, Symbols, build_id, read_range};
 use object::elf;
 use object::read::ReadRef;
 
-use heapbpf_audit::FileKind;
-
 use crate::allocators::LOADERS;
 use crate::error::AttachError;
-use crate::machine::Machine;
 use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
-
-pub use heapbpf_elf::Symbol;
+use crate::placement::Machine;
 
 /// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only searched for in the
 /// function itself.
@@ -100,7 +98,7 @@ impl FileImage {
     pub fn read_if(file: &dyn Image, path: &str, wanted: impl Fn(&Self) -> bool) -> Result<Self, AttachError> {
         let pieces = Pieces::of(file);
         let tables = ElfFile::parse(&pieces)?;
-        let mut image = Self::of_tables(file, &tables)?.found_at(path);
+        let mut image = Self::of_tables(file, path, &tables)?;
         if wanted(&image) {
             image.build_id = build_id::of(file).unwrap_or_default();
             image.read_sections(&tables);
@@ -113,14 +111,11 @@ impl FileImage {
         Ok(image)
     }
 
-    /// The same image with the path that the file was found at.
-    #[must_use]
-    pub fn found_at(mut self, path: &str) -> Self {
-        path.clone_into(&mut self.path);
-        self
-    }
-
-    fn of_tables<'a, R: ReadRef<'a>>(bytes: &dyn Image, file: &ElfFile<'a, R>) -> Result<Self, AttachError> {
+    fn of_tables<'a, R: ReadRef<'a>>(
+        bytes: &dyn Image,
+        path: &str,
+        file: &ElfFile<'a, R>,
+    ) -> Result<Self, AttachError> {
         let headers = &file.headers;
         let machine = match elf::Machine(headers.machine) {
             elf::EM_X86_64 => Machine::X86_64,
@@ -136,7 +131,7 @@ impl FileImage {
             Dynamic::default()
         });
         let mut image = Self {
-            path: String::new(),
+            path: path.to_owned(),
             machine,
             kind: FileKind::Library,
             build_id: Vec::new(),

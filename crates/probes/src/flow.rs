@@ -4,22 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sampler_ebpf::abi::ResultLocation;
 
-/// The kind of a transfer of control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlowKind {
-    /// A call.
-    Call,
-    /// A jump, conditional or not.
-    Jump,
-}
-
 /// A transfer of control to a fixed address, or through a fixed slot in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// Address of the instruction.
     pub from: u64,
-    /// Call or jump.
-    pub kind: FlowKind,
+    /// Whether it is a call; otherwise a jump, conditional or not.
+    pub is_call: bool,
     /// Its target.
     pub target: Target,
 }

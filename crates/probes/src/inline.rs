@@ -13,7 +13,7 @@ use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
 use crate::found::{FoundFunction, double_counts, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
-use crate::machine::Machine;
+use crate::placement::Machine;
 use crate::reentrant::reentrant_code;
 use crate::table::Table;
 
@@ -68,7 +68,14 @@ pub struct InlineFile {
 /// # Errors
 /// [`AttachError`] if there is nothing to hook, or the file cannot be used.
 pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<InlineFile, AttachError> {
-    let image = FileImage::read_if(file, path, |image| table.is_in(image))?;
+    inline_functions_in(FileImage::read_if(file, path, |image| table.is_in(image))?, table)
+}
+
+/// As [`inline_functions`], of a file that was already read.
+///
+/// # Errors
+/// As [`inline_functions`].
+pub fn inline_functions_in(image: FileImage, table: &Table) -> Result<InlineFile, AttachError> {
     if image.machine != Machine::X86_64 {
         return Err(AttachError::ForeignMachine);
     }

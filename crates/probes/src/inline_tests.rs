@@ -53,12 +53,6 @@ fn operators_have_twins_that_do_not_throw() {
     }
 }
 
-#[test]
-fn what_is_no_allocator_is_refused() {
-    let refused = |bytes: &[u8]| inline_functions(&bytes, "file", &Table::default()).unwrap_err();
-    assert!(matches!(refused(b"#!/bin/sh"), AttachError::NotElf));
-}
-
 /// A custom allocator is hooked if its code shows that it calls no other one.
 #[test]
 fn custom_functions_are_hooked_if_their_code_tells_enough() {

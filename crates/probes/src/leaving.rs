@@ -13,7 +13,7 @@ use crate::arch;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::FileImage;
 use crate::flow::{Exits, Target};
-use crate::machine::Machine;
+use crate::placement::Machine;
 use crate::table::Table;
 
 /// Maximum functions that are followed from one.

@@ -51,17 +51,14 @@ mod found;
 mod fuzzed;
 mod inline;
 mod leaving;
-mod machine;
 mod object_search;
 mod object_table;
 mod placement;
 mod plan;
 mod reentrant;
-mod resolver;
 mod runtimes;
 mod table;
 mod usdt;
-mod versions;
 
 // Code that is shared with fuzz targets names the crate.
 #[cfg(test)]
@@ -72,11 +69,10 @@ pub use custom::{CustomAllocator, CustomError, CustomFunction};
 pub use elf::{Code, FileImage, Symbol};
 pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
-pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functions};
-pub use machine::Machine;
+pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functions, inline_functions_in};
 pub use object_search::object_table;
 pub use object_table::{Detour, NoObjectTable, ObjectTable};
-pub use placement::{Arguments, KernelRules, NoOpLengths};
+pub use placement::{Arguments, KernelRules, Machine, NoOpLengths};
 pub use plan::{
     AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding,
 };

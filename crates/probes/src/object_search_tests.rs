@@ -1,9 +1,8 @@
 use heapbpf_testing::skipped;
 
 use super::*;
-use crate::machine::Machine;
 use crate::object_table::Detour;
-use crate::placement::KernelRules;
+use crate::placement::{KernelRules, Machine};
 use crate::plan::examine_avoiding;
 use crate::table::Table;
 
@@ -60,20 +59,6 @@ fn one_structure_agrees_with_all_functions() {
     assert_eq!(all([&[0x108, 0x208], &[0x110], &[0x118, 7], &[0x120]]), BTreeSet::from([0x100]));
     assert_eq!(all([&[0x108], &[0x110], &[0x118], &[]]), BTreeSet::new());
     assert_eq!(all([&[0, 3, u64::MAX], &[16], &[u64::MAX], &[0]]), BTreeSet::new());
-}
-
-#[test]
-fn any_bytes_are_decoded() {
-    let mut state = 1_u64;
-    for _ in 0..2000 {
-        let code: Vec<u8> = (0..64)
-            .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 56) as u8
-            })
-            .collect();
-        references(u64::MAX - 30, &code, &|slot| Some(slot.wrapping_mul(3)));
-    }
 }
 
 fn table() -> ObjectTable {

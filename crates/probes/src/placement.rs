@@ -4,8 +4,6 @@
 use heapbpf_audit::ProbeKind;
 use sampler_ebpf::abi::NO_ARGUMENT;
 
-use crate::machine::Machine;
-
 /// How a kernel runs probed instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelRules {
@@ -34,18 +32,6 @@ impl KernelRules {
             emulates_long_nops: is_x86_64 && release >= (6, 18),
             has_shadow_stacks: false,
         }
-    }
-
-    /// The same rules, for a kernel that was observed to turn no-ops of these lengths into calls.
-    #[must_use]
-    pub const fn with_optimized_no_ops(self, optimized_no_ops: NoOpLengths) -> Self {
-        Self { optimized_no_ops, ..self }
-    }
-
-    /// The same rules, for a machine on which processes may or may not have shadow stacks.
-    #[must_use]
-    pub const fn with_shadow_stacks(self, has_shadow_stacks: bool) -> Self {
-        Self { has_shadow_stacks, ..self }
     }
 }
 
@@ -114,4 +100,27 @@ pub struct Placement {
     pub stack_pointer_moved: i64,
     /// Why this instruction was chosen, for the audit.
     pub reason: String,
+}
+
+/// An instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Machine {
+    /// 64-bit x86.
+    #[serde(rename = "x86_64")]
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+impl Machine {
+    /// The instruction set that this crate is compiled for; `None` if it is another.
+    #[must_use]
+    pub fn host() -> Option<Self> {
+        match std::env::consts::ARCH {
+            "x86_64" => Some(Self::X86_64),
+            "aarch64" => Some(Self::Aarch64),
+            _ => None,
+        }
+    }
 }

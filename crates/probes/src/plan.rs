@@ -144,6 +144,8 @@ pub struct Examination {
     pub runtime: Option<Runtime>,
     /// The object allocator of an interpreter, if it was searched for and is in the plan.
     pub objects: Option<ObjectTable>,
+    /// The file as it was read, if there is a plan.
+    pub image: Option<FileImage>,
 }
 
 /// Like [`examine`], but also looks for a language runtime, and puts no probe on the instructions at the file offsets
@@ -162,10 +164,10 @@ pub fn examine_avoiding(
             }
             let plan = plan(&image, rules, table, avoided).map_err(|why| alone(why, file, &image, table));
             let runtime = Runtime::of(&image);
-            let objects = image.objects.and_then(Result::ok).filter(|_| table.has_objects() && plan.is_ok());
-            Examination { objects, runtime, plan }
+            let objects = image.objects.take().and_then(Result::ok).filter(|_| table.has_objects() && plan.is_ok());
+            Examination { objects, runtime, image: plan.is_ok().then_some(image), plan }
         }
-        Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
+        Err(error) => Examination { plan: Err(error), runtime: None, objects: None, image: None },
     }
 }
 

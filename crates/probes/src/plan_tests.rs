@@ -1,9 +1,10 @@
 //! Plans for the libraries of Debian 12, compared with their disassembly, and for compiled programs.
 
-use super::*;
-use crate::machine::Machine;
 use heapbpf_audit::ProbeKind;
 use heapbpf_testing::skipped;
+
+use super::*;
+use crate::placement::Machine;
 
 /// The file, read and planned for Linux 6.17 (which optimizes nothing); `None`, reported as skipped, if the file does
 /// not exist.
@@ -12,7 +13,7 @@ fn plan(path: &str) -> Option<(FileImage, AllocatorFile)> {
         skipped(format_args!("{path} is not there"));
         return None;
     };
-    let image = FileImage::read(&file).unwrap().found_at(path);
+    let image = FileImage::read_if(&file, path, |_| true).unwrap();
     let rules = KernelRules::of(Machine::X86_64, (6, 17));
     let planned = analyse(&image, &rules, &Table::default()).unwrap();
     Some((image, planned))
@@ -207,7 +208,8 @@ pub(super) fn compiled(directory: &std::path::Path, name: &str, source: &str, co
         }
     }
     let path = directory.join(name);
-    Some(FileImage::read(&std::fs::File::open(&path).unwrap()).unwrap().found_at(path.to_str().unwrap()))
+    let file = std::fs::File::open(&path).unwrap();
+    Some(FileImage::read_if(&file, path.to_str().unwrap(), |_| true).unwrap())
 }
 
 /// The rules of Linux 6.17 on x86-64.

@@ -90,7 +90,7 @@ impl Default for Table {
 }
 
 /// The functions of a table that one file defines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Defined {
     /// Row number and symbol, in the order of the table.
     pub(super) functions: Vec<(u16, Symbol)>,
@@ -291,12 +291,9 @@ impl Table {
         functions.sort_by_key(|(row, symbol)| (*row, symbol.address));
         let has = |index: usize| functions.iter().any(|(n, _)| self.row(*n).is_some_and(|r| r.origin == index));
         let mut defined = Defined {
-            allocators: Vec::new(),
-            limits: Vec::new(),
-            absent: Vec::new(),
             is_last_resort,
             are_own_operators: chosen.iter().any(|index| self.origins[*index].name() == OWN_OPERATORS),
-            functions: Vec::new(),
+            ..Defined::default()
         };
         for index in chosen {
             match &self.origins[index] {

@@ -17,8 +17,7 @@ use sampler_ebpf::abi::{FileRanges, NO_ARGUMENT, Operand, Site};
 
 use crate::arch;
 use crate::error::AttachError;
-use crate::machine::Machine;
-use crate::placement::KernelRules;
+use crate::placement::{KernelRules, Machine};
 use crate::plan::{AllocatorFile, PlannedSite, ReturnProbe};
 use crate::table::{ANNOUNCED, ANNOUNCED_MMAP};
 

@@ -1,7 +1,6 @@
 //! Comparison of two profiles, stack by stack, with a significance test for growth.
 
 mod csv;
-mod frames;
 pub mod growth;
 mod judge;
 mod stacks;
@@ -10,7 +9,7 @@ use serde::Serialize;
 
 use super::estimates::{Pool, intervals_used};
 use super::group::GroupBy;
-use super::model::Profile;
+use super::model::{Process, Profile, Resident};
 use super::report::FrameView;
 use super::report::chain::KnownOrigins;
 use super::units;
@@ -19,9 +18,11 @@ use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::growth::q_values;
 
 pub use csv::csv;
-pub use frames::DiffFrame;
 use judge::Side;
+pub use stacks::DiffFrame;
 
+/// The false discovery rate: the largest expected share of false positives among stacks reported as significant.
+const FALSE_DISCOVERY_RATE: f64 = 0.05;
 /// [`Verdict::Maybe`] allows this multiple of the false discovery rate.
 const MAYBE: f64 = 5.0;
 
@@ -35,9 +36,6 @@ pub struct DiffOptions {
     pub group_by: GroupBy,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// The false discovery rate, 0 to 1: the largest expected share of false positives among stacks reported as
-    /// significant.
-    pub false_discovery_rate: f64,
     /// The exposure that allocations are divided by.
     pub exposure: Exposure,
     /// How tables show frames.
@@ -50,7 +48,6 @@ impl Default for DiffOptions {
             values: Vec::new(),
             group_by: GroupBy::Comm,
             confidence: 0.95,
-            false_discovery_rate: 0.05,
             exposure: Exposure::Automatic,
             frames: FrameView::default(),
         }
@@ -103,6 +100,10 @@ pub struct DiffSide {
     pub duration_seconds: f64,
     /// The exposure that figures of allocation are divided by.
     pub exposure: f64,
+    /// Resident memory of the processes that run, or of all if none does, without heapbpf's own pages; `None` if it was
+    /// not measured, or if several recordings were added up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Resident>,
 }
 
 /// The change of one figure.
@@ -221,7 +222,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
                 FunctionChange { group: it.group.clone(), function, place, figures }
             })
             .collect();
-        correct(of_functions.iter_mut().map(|it| &mut it.figures), 0, options.false_discovery_rate);
+        correct(of_functions.iter_mut().map(|it| &mut it.figures), 0);
         functions.append(&mut of_functions);
         let mut family: Vec<StackChange> = matched
             .iter()
@@ -233,7 +234,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
                 figures: judge::change(was, &stack.before, is, &stack.after, options),
             })
             .collect();
-        correct(family.iter_mut().map(|stack| &mut stack.figures), 0, options.false_discovery_rate);
+        correct(family.iter_mut().map(|stack| &mut stack.figures), 0);
         changes.append(&mut family);
     }
     changes.sort_by(|a, b| {
@@ -254,7 +255,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
         before: side(before, exposures.0),
         after: side(after, exposures.1),
         confidence: options.confidence,
-        false_discovery_rate: options.false_discovery_rate,
+        false_discovery_rate: FALSE_DISCOVERY_RATE,
         totals,
         stacks: changes,
         functions,
@@ -285,7 +286,7 @@ pub fn changes(
         judge::change(&was, pool_before, &is, pool_after, options)
     });
     let mut changes: Vec<Change> = changed.collect();
-    correct(changes.iter_mut(), tests, options.false_discovery_rate);
+    correct(changes.iter_mut(), tests);
     changes
 }
 
@@ -294,7 +295,7 @@ fn judgeable(before: &Profile, after: &Profile) -> bool {
 }
 
 /// Computes the q-values for the changes that have a p-value, in a family of at least `tests` tests.
-fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize, rate: f64) {
+fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize) {
     let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
     let corrected = |p: fn(&Change) -> Option<f64>| {
         let mut p_values: Vec<f64> = judged.iter().filter_map(|change| p(change)).collect();
@@ -304,10 +305,10 @@ fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize, rate:
     let (growth, either) = (corrected(|change| change.p_value), corrected(|change| change.p_two_sided));
     for (change, (q, q_either)) in judged.into_iter().zip(growth.into_iter().zip(either)) {
         change.q_value = Some(q);
-        change.significant = q <= rate;
+        change.significant = q <= FALSE_DISCOVERY_RATE;
         change.verdict = Some(match q_either {
-            q if q <= rate => Verdict::Sure,
-            q if q <= MAYBE * rate => Verdict::Maybe,
+            q if q <= FALSE_DISCOVERY_RATE => Verdict::Sure,
+            q if q <= MAYBE * FALSE_DISCOVERY_RATE => Verdict::Maybe,
             _ => Verdict::Chance,
         });
     }
@@ -334,11 +335,15 @@ fn recordings(before: &Profile, after: &Profile) -> (f64, f64) {
 }
 
 fn side(profile: &Profile, exposure: f64) -> DiffSide {
+    let processes = || profile.processes.iter().chain(&profile.idle);
+    let has_ended = processes().all(|process| process.ended);
+    let resident = Process::resident_of_all(processes().filter(|process| process.ended == has_ended));
     DiffSide {
         host: profile.header.host.clone(),
         interval: profile.header.interval,
         duration_seconds: profile.header.duration.as_secs_f64(),
         exposure,
+        resident: resident.filter(|_| profile.header.recordings <= 1).map(|all| Resident { own_bytes: 0, ..all }),
     }
 }
 

@@ -87,7 +87,7 @@ impl<W: io::Write> io::Write for JsonText<W> {
 mod tests {
     use super::*;
     use crate::model::{Module, Placement, Profile, Stack};
-    use crate::{FORMATS, WriteOptions, testing};
+    use crate::{FORMATS, testing};
     use std::sync::Arc;
 
     /// A line feed, a terminal escape in seven and in eight bits, a bell, DEL, and a text reversal.
@@ -144,9 +144,7 @@ mod tests {
         let profile = hostile();
         let mut texts = 0;
         for format in FORMATS {
-            let mut out = Vec::new();
-            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
-            let Ok(text) = String::from_utf8(out) else { continue };
+            let Ok(text) = String::from_utf8(testing::written(&profile, format.name())) else { continue };
             let Some(found) = text.chars().find(|&c| !matches!(c, '\n' | '\t') && is_escaped(c)) else {
                 texts += 1;
                 continue;
@@ -170,10 +168,7 @@ mod tests {
             row.key.stack = stack.into();
         }
         for name in ["html", "svg"] {
-            let format = FORMATS.iter().find(|format| format.name() == name).expect("it is known");
-            let mut out = Vec::new();
-            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
-            let text = String::from_utf8(out).expect("text");
+            let text = testing::text(&profile, name);
             assert!(text.contains("onerror=alert(1)"), "{name}: the name is in it");
             assert!(!text.contains("<img"), "{name}");
         }
@@ -181,19 +176,12 @@ mod tests {
 
     #[test]
     fn a_path_does_not_add_a_line_to_a_heap_file() {
-        let write = |profile: &Profile| {
-            let format = FORMATS.iter().find(|format| format.name() == "heap_v2").expect("it is known");
-            let mut out = Vec::new();
-            format.write(profile, &WriteOptions::default(), &mut out).expect("one process");
-            String::from_utf8(out).expect("text")
-        };
-        let lines = |profile: &Profile| write(profile).lines().count();
+        let lines = |profile: &Profile| testing::text(profile, "heap_v2").lines().count();
         assert_eq!(lines(&hostile()), lines(&testing::small().only_process(0)));
-        let back = crate::read::parse(write(&hostile()).as_bytes()).expect("heap_v2");
+        let back = crate::read::parse(&testing::written(&hostile(), "heap_v2")).expect("heap_v2");
         assert_eq!(back.modules.len(), testing::small().only_process(0).modules.len());
     }
 
-    #[cfg(feature = "pprof")]
     #[test]
     fn viewers_of_pprof_on_a_terminal_get_plain_names() {
         let message = crate::formats::encode_pprof(&hostile());

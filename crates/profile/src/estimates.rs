@@ -10,7 +10,6 @@ use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
 use super::model::{InMemory, LossBound, Profile, Recorded, Row};
 use super::value::Value;
 use heapbpf_statistics::estimate::{self, Estimate, NO_INTERVAL_KNOWN, NO_OFFSETS, Part};
-use heapbpf_statistics::estimators::Estimator;
 use heapbpf_statistics::interval::Interval;
 use heapbpf_statistics::sums::SampleSums;
 
@@ -49,38 +48,11 @@ pub struct Pool {
     pub(crate) has_mapped: bool,
     /// Samples of allocations whose stack is incomplete.
     incomplete: u64,
-    /// Estimate of what the lost samples of these rows stand for.
-    lost_samples: Lacking,
+    /// Bytes and allocations that the lost samples of these rows stand for.
+    lost_bytes: f64,
+    lost_objects: f64,
     /// Bounds on lost samples, if they have been computed.
     lost: Option<Arc<LostOf>>,
-}
-
-/// Estimate of the allocations whose samples were lost.
-#[derive(Clone, Copy, Debug, Default)]
-struct Lacking {
-    bytes: f64,
-    objects: f64,
-}
-
-impl Lacking {
-    fn of(row: &Row) -> Self {
-        if row.is_of_lost_samples() {
-            return Self { bytes: row.alloc.bytes, objects: row.alloc.objects };
-        }
-        Self::default()
-    }
-
-    fn value(self, value: Value) -> f64 {
-        match value {
-            Value::AllocSpace => self.bytes,
-            Value::AllocObjects => self.objects,
-            _ => 0.0,
-        }
-    }
-
-    fn added_to(self, estimate: Estimate, value: Value) -> Estimate {
-        Estimate { estimate: estimate.estimate + self.value(value), ..estimate }
-    }
 }
 
 /// Process indices in ascending order. A single one needs no heap memory.
@@ -191,11 +163,6 @@ impl Pool {
         self.covered.extend(processes);
     }
 
-    /// Adds processes to the pool, even if it has no row of them.
-    pub(crate) fn is_of(&mut self, processes: impl IntoIterator<Item = usize>) {
-        processes.into_iter().for_each(|process| self.processes.insert(process));
-    }
-
     /// Sets the losses of all processes to which its rows may belong.
     pub(crate) fn set_lost(&mut self, lost: Arc<LostOf>) {
         self.lost = Some(lost);
@@ -232,9 +199,10 @@ impl Pool {
             self.incomplete = self.incomplete.saturating_add(row.alloc.samples);
         }
         self.has_mapped |= row.is_mapped();
-        let lost = Lacking::of(row);
-        self.lost_samples.bytes += lost.bytes;
-        self.lost_samples.objects += lost.objects;
+        if row.is_of_lost_samples() {
+            self.lost_bytes += row.alloc.bytes;
+            self.lost_objects += row.alloc.objects;
+        }
         let part = self.part(row.key.interval, row.is_of_go_runtime());
         if !row.is_of_lost_samples() {
             part.alloc.add(&row.alloc);
@@ -254,8 +222,8 @@ impl Pool {
         self.is_unread |= other.is_unread;
         self.has_mapped |= other.has_mapped;
         self.incomplete = self.incomplete.saturating_add(other.incomplete);
-        self.lost_samples.bytes += other.lost_samples.bytes;
-        self.lost_samples.objects += other.lost_samples.objects;
+        self.lost_bytes += other.lost_bytes;
+        self.lost_objects += other.lost_objects;
         self.lost = None;
         for more in &other.parts {
             let part = self.part(more.interval, more.of_go);
@@ -296,11 +264,8 @@ impl Pool {
     /// pooled with it.
     pub fn recorded(&self, profile: &Profile, confidence: f64) -> Option<Recorded> {
         let pool = self.without_go();
-        let ends = |value: Value| {
-            let Estimate { estimate, low, high, .. } = pool.estimate(profile, value, confidence);
-            (estimate, low, high)
-        };
-        let recorded = || Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
+        let estimate = |value| pool.estimate(profile, value, confidence);
+        let recorded = || Recorded { bytes: estimate(Value::InuseSpace), blocks: estimate(Value::InuseObjects) };
         (!self.has_mapped).then(recorded)
     }
 
@@ -340,7 +305,16 @@ impl Pool {
         }
         let losses = self.losses(profile, value);
         let of_samples = of_parts(profile, &self.sample_parts(value), &losses, value, confidence);
-        self.lost_samples.added_to(of_samples, value)
+        Estimate { estimate: of_samples.estimate + self.of_lost_samples(value), ..of_samples }
+    }
+
+    /// What the lost samples stand for.
+    fn of_lost_samples(&self, value: Value) -> f64 {
+        match value {
+            Value::AllocSpace => self.lost_bytes,
+            Value::AllocObjects => self.lost_objects,
+            _ => 0.0,
+        }
     }
 
     /// Whether a value at exit is known to be zero: none of the processes has ended, or what ended processes held
@@ -353,19 +327,9 @@ impl Pool {
         value.is_at_exit() && !may_hold() && self.samples(value) == 0 && self.total(value) == 0.0
     }
 
-    /// The unbiased estimate, without corrections, with its interval at `confidence`.
-    pub fn raw_estimate(&self, profile: &Profile, value: Value, confidence: f64) -> Estimate {
-        self.raw_estimate_with(profile, value, confidence, &LossBound::default())
-    }
-
-    /// The unbiased estimate, allowing for up to `more` missing samples in addition to those that were lost.
-    pub(crate) fn raw_estimate_with(
-        &self,
-        profile: &Profile,
-        value: Value,
-        confidence: f64,
-        more: &LossBound,
-    ) -> Estimate {
+    /// The unbiased estimate, without corrections, with its interval at `confidence`. It allows for up to `more`
+    /// missing samples in addition to those that were lost.
+    pub fn raw_estimate(&self, profile: &Profile, value: Value, confidence: f64, more: &LossBound) -> Estimate {
         if self.has_none(profile, value) {
             return NONE;
         }
@@ -375,7 +339,7 @@ impl Pool {
             losses
         });
         let of_samples = raw_of_parts(profile, &self.sample_parts(value), &losses, value, confidence);
-        self.lost_samples.added_to(of_samples, value)
+        Estimate { estimate: of_samples.estimate + self.of_lost_samples(value), ..of_samples }
     }
 
     /// The interval of the unbiased estimate of bytes, with guaranteed coverage for every mix of sizes.
@@ -387,7 +351,8 @@ impl Pool {
         if value.is_bytes() && self.has_none(profile, value) {
             return Ok(Interval { low: 0.0, high: 0.0 });
         }
-        if value.is_inuse() && self.parts.iter().any(|part| part.of_go) {
+        let of_go = self.parts.iter().filter(|part| part.of_go).count();
+        if of_go > 0 && (value.is_inuse() || of_go == self.parts.len()) {
             return Err(NO_OFFSETS);
         }
         guaranteed(profile, &self.sample_parts(value), &self.losses(profile, value), value, confidence)
@@ -436,12 +401,12 @@ impl Pool {
 
     /// The point estimate, in bytes or allocations.
     pub fn total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
+        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + self.of_lost_samples(value)
     }
 
     /// The unbiased point estimate, without corrections.
     pub fn raw_total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
+        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + self.of_lost_samples(value)
     }
 
     /// Unbiased estimate of the variance of [`Self::raw_total`].
@@ -489,51 +454,14 @@ fn reserved_of(part: &PoolPart) -> &SampleSums {
 /// Exactly zero.
 const NONE: Estimate = Estimate { estimate: 0.0, low: Some(0.0), high: Some(0.0), exact: None, reason: None };
 
-/// Whether a row's value at exit is known to be zero; see [`Pool::has_none`].
-fn row_has_none(profile: &Profile, row: &Row, value: Value) -> bool {
-    value.is_at_exit() && row.at_exit == SampleSums::default() && !profile.may_hold_at_exit(row.key.process)
-}
-
 /// Estimates a value of one row; see [`Pool::estimate`].
 pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Estimate {
-    if !profile.header.samples_known {
-        return Estimate { estimate: value.of(row), reason: Some(NO_SAMPLES), ..Estimate::default() };
-    }
-    if row_has_none(profile, row, value) {
-        return NONE;
-    }
-    if row.is_of_go_runtime() && (!value.is_inuse() || value.is_in_memory()) {
+    let pool = Pool::of([row]);
+    let is_told = !row.is_of_go_runtime() || value.is_inuse() && !value.is_in_memory();
+    if profile.header.samples_known && !is_told && !pool.has_none(profile, value) {
         return Estimate { reason: Some(IN_USE_ALONE), ..Estimate::default() };
     }
-    let (lost, nothing) = (Lacking::of(row), SampleSums::default());
-    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
-    let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
-    let most_bytes = row.in_memory.as_ref().filter(|_| value.is_in_memory()).map_or(0.0, |it| it.most_bytes);
-    let part = Part { most_bytes, ..Part::new(row.key.interval, sums) };
-    lost.added_to(of_parts(profile, &[part], &losses, value, confidence), value)
-}
-
-/// The interval of a row's bytes with guaranteed coverage; see [`Pool::guaranteed`].
-///
-/// # Errors
-///
-/// The reason why there is no such interval.
-pub fn guaranteed_of_row(
-    profile: &Profile,
-    row: &Row,
-    value: Value,
-    confidence: f64,
-) -> Result<Interval, &'static str> {
-    if value.is_bytes() && row_has_none(profile, row, value) {
-        return Ok(Interval { low: 0.0, high: 0.0 });
-    }
-    if row.is_of_go_runtime() {
-        return Err(NO_OFFSETS);
-    }
-    let nothing = SampleSums::default();
-    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
-    let parts = [Part::new(row.key.interval, sums)];
-    guaranteed(profile, &parts, &LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
+    pool.estimate(profile, value, confidence)
 }
 
 fn guaranteed(
@@ -556,12 +484,6 @@ fn guaranteed(
 }
 
 fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, confidence: f64) -> Estimate {
-    let is_whole = value.is_bytes() && !value.is_in_memory();
-    if is_whole && profile.header.estimator != Estimator::HorvitzThompson {
-        return widened(profile, parts, losses, value, confidence, |parts| {
-            estimate::bytes_by(profile.header.estimator, parts, confidence)
-        });
-    }
     let raw = raw_of_parts(profile, parts, losses, value, confidence);
     let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
     let estimate = raw.estimate + corrections.sum::<f64>();
@@ -577,20 +499,12 @@ fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Val
         _ if value.is_bytes() => estimate::bytes,
         _ => estimate::objects,
     };
-    widened(profile, parts, losses, value, confidence, |parts| of(parts, profile.header.criterion, confidence))
-}
-
-fn widened(
-    profile: &Profile,
-    parts: &[Part<'_>],
-    losses: &Lost,
-    value: Value,
-    confidence: f64,
-    of: impl Fn(&[Part<'_>]) -> Estimate,
-) -> Estimate {
+    let criterion = profile.header.criterion;
     match losses {
-        Ok(losses) => losses.widen(parts, Kind::of(profile, value), confidence, of),
-        Err(reason) => Estimate { low: None, high: None, reason: Some(*reason), ..of(parts) },
+        Ok(losses) => {
+            losses.widen(parts, Kind::of(profile, value), confidence, |parts| of(parts, criterion, confidence))
+        }
+        Err(reason) => Estimate { low: None, high: None, reason: Some(*reason), ..of(parts, criterion, confidence) },
     }
 }
 

@@ -43,15 +43,6 @@ impl GroupBy {
         }
     }
 
-    /// The grouping with this name; `process` also means `pid`, and `nothing` means `none`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "process" => Some(Self::Process),
-            "nothing" => Some(Self::Nothing),
-            _ => Self::ALL.into_iter().find(|group| group.name() == name),
-        }
-    }
-
     /// The default grouping of a profile: by program if there are several processes, otherwise none.
     pub fn default_of(profile: &Profile) -> Self {
         if profile.number_of_processes() > 1 { Self::Program } else { Self::Nothing }
@@ -66,9 +57,15 @@ impl GroupBy {
 impl FromStr for GroupBy {
     type Err = String;
 
+    /// The grouping with this name; `process` also means `pid`, and `nothing` means `none`.
     fn from_str(name: &str) -> Result<Self, String> {
         let choices = "program, pid, comm, exe, cgroup, thread or none";
-        Self::from_name(name).ok_or_else(|| format!("cannot group by {name:?}: choose {choices}"))
+        let found = match name {
+            "process" => Some(Self::Process),
+            "nothing" => Some(Self::Nothing),
+            _ => Self::ALL.into_iter().find(|group| group.name() == name),
+        };
+        found.ok_or_else(|| format!("cannot group by {name:?}: choose {choices}"))
     }
 }
 

@@ -1,8 +1,4 @@
-#![cfg_attr(feature = "pprof", doc = include_str!("../README.md"))]
-#![cfg_attr(
-    not(feature = "pprof"),
-    doc = "Heap profiles as data: the model, estimates, comparison, formats and readers."
-)]
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod adjust;
@@ -17,7 +13,6 @@ mod fuzzed;
 pub mod group;
 mod intern;
 mod loss_bounds;
-#[cfg(feature = "pprof")]
 mod loss_comment;
 pub mod lost_samples;
 pub mod merge;

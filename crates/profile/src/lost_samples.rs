@@ -29,12 +29,7 @@ pub fn add_rows(profile: &mut Profile) {
     if !profile.header.samples_known || !profile.processes.iter().any(lossy) {
         return;
     }
-    let mut rows_of: Vec<Vec<&Row>> = vec![Vec::new(); profile.processes.len()];
-    for row in &profile.rows {
-        if let Some(rows) = rows_of.get_mut(row.key.process) {
-            rows.push(row);
-        }
-    }
+    let rows_of = profile.rows_of_processes();
     let stack = Arc::new(Stack {
         frames: vec![Arc::new(Frame { function: Some(RECORDS_LOST.into()), ..Frame::default() })],
         unwinder: "",

@@ -1,7 +1,6 @@
 use super::*;
 use crate::adjust::Adjustments;
 use crate::diff::{DiffOptions, diff};
-use crate::formats::{self, WriteOptions};
 use crate::merge::merge;
 use crate::model::LossBound;
 use crate::read;
@@ -55,7 +54,7 @@ fn the_interval_belongs_to_the_samples_and_holds_the_corrected_figure() {
             assert!(low <= found.estimate && found.estimate <= high, "{found:?}");
             assert!(low <= truth && truth <= high, "{truth}: {found:?}");
             assert!((found.estimate / truth - 1.0).abs() < 0.02, "{truth}: {found:?}");
-            let raw = Pool::whole(&profile).raw_estimate(&profile, value, 0.95);
+            let raw = Pool::whole(&profile).raw_estimate(&profile, value, 0.95, &Default::default());
             assert_eq!(raw, found);
             let lost = crate::estimates::of_row(&profile, &profile.rows[1], value, 0.95);
             assert!(lost.low <= Some(lost.estimate) && Some(lost.estimate) <= lost.high, "{lost:?}");
@@ -102,10 +101,7 @@ fn what_was_not_counted_is_not_corrected() {
 fn formats_and_sums_agree() {
     let profile = half_lost(1_000_000, 96, 4_096);
     for name in ["json", "pprof", "parquet", "heap_v2"] {
-        let Ok(format) = formats::by_name(name) else { continue };
-        let mut file = Vec::new();
-        format.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
-        let back = read::parse(&file).expect(name);
+        let back = read::parse(&testing::written(&profile, name)).expect(name);
         let (bytes, objects) = totals(&back);
         let expected = totals(&profile);
         assert!((bytes - expected.0).abs() <= 1.0 && (objects - expected.1).abs() <= 1.0, "{name}: {bytes} {objects}");

@@ -10,7 +10,7 @@ pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
     if let Some(function) = function_name(profile, frame) {
         return function;
     }
-    let module = frame.module.and_then(|index| profile.modules.get(index));
+    let module = profile.module_of(frame);
     Cow::Owned(match (module, frame.file_offset) {
         (Some(module), Some(offset)) => format!("[{}+{offset:#x}]", bare_name(&module.path)),
         (Some(module), None) => format!("[{}]", bare_name(&module.path)),
@@ -24,12 +24,11 @@ pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, 
     if let Some(function) = &frame.function {
         return Some(Cow::Borrowed(function));
     }
-    let module = frame.module.and_then(|index| profile.modules.get(index))?;
+    let module = profile.module_of(frame)?;
     Some(Cow::Owned(format!("{}+{:#x}", bare_name(&module.path), frame.function_start?)))
 }
 
 /// Start of a function, parsed from the name that [`function_name`] gives to functions without a name.
-#[cfg(feature = "pprof")]
 pub(crate) fn function_start(name: &str, path: &str) -> Option<u64> {
     let digits = name.strip_prefix(bare_name(path))?.strip_prefix("+0x")?;
     u64::from_str_radix(digits, 16).ok().filter(|start| format!("{start:x}") == digits)
@@ -62,7 +61,6 @@ pub fn is_allocator_function(name: &str) -> bool {
 
 /// The functions of [`is_allocator_function`] as a regular expression for pprof's `drop_frames`. pprof anchors it at
 /// both ends and matches it against names without arguments.
-#[cfg(feature = "pprof")]
 pub fn drop_frames() -> String {
     format!(
         r"(?:{})?(?:{})|operator (?:new|delete)(?:\[\])?|__rust_(?:re)?alloc",
@@ -232,7 +230,6 @@ mod tests {
         assert_eq!(frame_name(&profile, &Frame { function: Some("main".into()), ..start }), "main");
     }
 
-    #[cfg(feature = "pprof")]
     #[test]
     fn the_start_of_a_function_is_read_from_its_name() {
         assert_eq!(function_start("git+0x281b40", "/usr/bin/git"), Some(0x28_1b40));

@@ -110,21 +110,19 @@ impl FrameRules {
                 }
             }
         }
-        let compiled =
-            by_field.map(|(expressions, numbers)| RegexSet::new(expressions).map(|set| Patterns { set, numbers }));
-        let [function, module, file] = compiled;
         // `expression` returns valid patterns, so the only possible error is their total size.
         let too_large = |error: regex::Error| InvalidRule { line: 1, column: 1, why: error.to_string() };
-        Ok(Self {
-            origins,
-            patterns: [function.map_err(too_large)?, module.map_err(too_large)?, file.map_err(too_large)?],
-        })
+        let mut patterns: [Patterns; 3] = Default::default();
+        for (of_field, (expressions, numbers)) in patterns.iter_mut().zip(by_field) {
+            *of_field = Patterns { set: RegexSet::new(expressions).map_err(too_large)?, numbers };
+        }
+        Ok(Self { origins, patterns })
     }
 
     /// Classifies a frame.
     pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
         let function = frame.function.as_deref().unwrap_or("");
-        let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| &*module.path);
+        let module = profile.module_of(frame).map_or("", |module| &*module.path);
         self.origin_of(function, module, frame.file.as_deref().unwrap_or(""))
     }
 
@@ -218,7 +216,7 @@ impl Shown {
 
 /// Reduces a function that allocates to one word: `vector` for `std::vector<int>::push_back(int&&)`.
 pub fn word(profile: &Profile, frame: &Frame) -> String {
-    let module = frame.module.and_then(|index| profile.modules.get(index)).map(|module| &*module.path);
+    let module = profile.module_of(frame).map(|module| &*module.path);
     let function = frame.function.as_deref().map(short_function);
     let Some(function) = function else {
         return module.map_or_else(String::new, |path| library(path).to_owned());

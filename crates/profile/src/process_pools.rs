@@ -3,24 +3,22 @@
 use heapbpf_audit::Hook;
 
 use crate::estimates::{Pool, intervals_used};
-use crate::model::Profile;
+use crate::model::{Profile, Row};
 
 /// The pool of each process, with its losses. Figures of a process without a sample have an upper end from the
 /// intervals in use.
 pub fn pools_of_processes(profile: &Profile) -> Vec<Pool> {
-    let mut pools: Vec<Pool> = (0..profile.processes.len()).map(Pool::of_process).collect();
-    for row in &profile.rows {
-        if let Some(pool) = pools.get_mut(row.key.process) {
-            pool.add(row);
-        }
-    }
     let intervals = intervals_used(profile);
-    for (index, (pool, process)) in pools.iter_mut().zip(&profile.processes).enumerate() {
+    let rows = profile.rows_of_processes().into_iter().enumerate();
+    let pool = |(index, rows): (usize, Vec<&Row>)| {
+        let mut pool = Pool::of_process(index);
+        rows.into_iter().for_each(|row| pool.add(row));
         // Nothing is hooked in a program that allocates only on Go's heap.
-        if process.hook != Some(Hook::GoRuntime) {
+        if profile.processes[index].hook != Some(Hook::GoRuntime) {
             pool.allow_for_others(&intervals);
         }
         pool.cover([index]);
-    }
-    pools
+        pool
+    };
+    rows.map(pool).collect()
 }

@@ -128,13 +128,11 @@ fn json_keeps_every_process_and_a_stack_its_process_if_it_has_one() {
     assert!(each["stacks"].as_array().expect("a list").iter().all(|stack| stack["pid"].is_u64()));
 }
 
-#[cfg(feature = "pprof")]
 #[test]
 fn compressed_json_is_a_format_and_is_read() {
     let profile = workers();
     let format = formats::by_extension(std::path::Path::new("a.json.gz")).expect("known");
-    let mut file = Vec::new();
-    format.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
+    let file = crate::testing::written(&profile, format.name());
     assert!(file.starts_with(&[0x1f, 0x8b]));
     close(&read::parse(&file).expect("a profile"), &profile);
 }

@@ -24,7 +24,7 @@ mod tree;
 pub use self::answer::{Growing, growing};
 pub use self::by::By;
 pub use self::chain::FrameView;
-pub use self::figure::FigureText;
+pub use self::figure::{FigureText, change_text, rate_text};
 pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};
 pub use self::resident::{ResidentText, resident_texts};
 pub use self::source::{Source, source_candidates, source_lines};
@@ -64,8 +64,6 @@ pub struct ReportOptions {
     pub frames: FrameView,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// Maximum number of lines for the calls of one stack.
-    pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
     pub files: Vec<(String, String)>,
     /// The file that the profile was read from, for use in suggested commands; `None`: one of `files`.
@@ -89,7 +87,6 @@ impl Default for ReportOptions {
             group_by: None,
             frames: FrameView::default(),
             confidence: 0.95,
-            stack_lines: 3,
             files: Vec::new(),
             source: None,
             snapshots: None,
@@ -101,16 +98,16 @@ impl Default for ReportOptions {
 /// too.
 pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
-    let lost = remarks::of_losses(&context).map(|remark| {
-        let mark = context.paint(Style::Warning, "!");
-        format!("  {mark} {}", clip(&remark.text, context.width - 4))
-    });
+    let lost = remarks::of_losses(&context).flat_map(|it| context.marked(&clip(&it.text, context.width - 4)));
     let lines = context.title().into_iter().take(1).chain(context.totals().into_iter().take(2)).chain(lost);
     with_files(&context, lines.collect())
 }
 
 /// If at least this share of the memory in use is in memory, the two are not shown separately.
 const MOSTLY: f64 = 0.9;
+
+/// Width of a line's title, in columns.
+const TITLE: usize = 13;
 
 /// Minimum width; on narrower terminals, lines are too long.
 const LEAST_WIDTH: usize = 40;
@@ -266,18 +263,13 @@ impl Context<'_> {
         });
         let mut lines = Vec::new();
         if self.profile.header.live {
-            let lacking = match self.profile.without_inuse() as u64 {
-                0 => String::new(),
-                n => format!("without {} whose frees were not tracked", plural(n, "process")),
-            };
-            let lacking = match self.profile.inuse_since() {
-                Some((number, last)) if number == self.profile.number_of_processes() && lacking.is_empty() => {
+            let lacking = match (self.profile.without_inuse() as u64, self.profile.inuse_since()) {
+                (0, None) => String::new(),
+                (0, Some((number, last))) if number == self.profile.number_of_processes() => {
                     format!("only blocks since {}", units::time_of_day(last))
                 }
-                Some((number, _)) if lacking.is_empty() => {
-                    format!("without older blocks of {}", plural(number, "process"))
-                }
-                _ => lacking,
+                (0, Some((number, _))) => format!("without older blocks of {}", plural(number, "process")),
+                (number, _) => format!("without {} whose frees were not tracked", plural(number, "process")),
             };
             let lacking = [lacking, self.in_memory(), self.address_space()];
             let lacking = lacking.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
@@ -308,10 +300,7 @@ impl Context<'_> {
         if !self.is_partly_in_memory() {
             return String::new();
         }
-        let text = |value, what| {
-            let figure = self.figure(&self.whole, value);
-            format!("{} {}{}{what}", figure.figure, figure.bounds, if figure.bounds.is_empty() { "" } else { " " })
-        };
+        let text = |value, what| format!("{} {what}", self.figure(&self.whole, value).text());
         let swapped = self.whole.total(Value::SwappedSpace) > 0.0;
         let swapped = if swapped { format!(", {}", text(Value::SwappedSpace, "swapped out")) } else { String::new() };
         format!("{}{swapped}", text(Value::ResidentSpace, "of it in memory"))
@@ -322,6 +311,17 @@ impl Context<'_> {
         let space = self.whole.address_space(self.profile, self.options.confidence);
         let space = space.map(|(space, _)| units::bytes(space.estimate));
         space.map_or_else(String::new, |bytes| format!("mappings take {bytes} of addresses"))
+    }
+
+    /// A title and a text on at most `most` lines.
+    fn titled(&self, title: &str, text: &str, style: Style, most: usize) -> Vec<String> {
+        let mut lines = wrap(text, self.width - TITLE);
+        if lines.len() > most {
+            lines.truncate(most);
+            lines.iter_mut().rev().take(1).for_each(|last| *last = clip(&format!("{last} …"), self.width - TITLE));
+        }
+        let begin = |k: usize| if k == 0 { format!("  {title:<0$} ", TITLE - 3) } else { " ".repeat(TITLE) };
+        lines.iter().enumerate().map(|(k, line)| begin(k) + &self.paint(style, line)).collect()
     }
 
     fn total(&self, name: &str, values: [Value; 2], noun: &str, tail: &str) -> Vec<String> {
@@ -350,8 +350,8 @@ impl Context<'_> {
             line.push_str(&self.paint(Style::Dim, &format!(" · {tail}")));
             return vec![line];
         }
-        let rest = wrap(tail, self.width - 13).into_iter();
-        let rest = rest.map(|rest| format!("{:13}{}", "", self.paint(Style::Dim, &rest)));
+        let rest = wrap(tail, self.width - TITLE).into_iter();
+        let rest = rest.map(|rest| format!("{:TITLE$}{}", "", self.paint(Style::Dim, &rest)));
         std::iter::once(line).chain(rest).collect()
     }
 
@@ -370,6 +370,18 @@ impl Context<'_> {
     fn heading(&self, text: &str) -> String {
         self.paint(Style::Bold, text)
     }
+
+    /// A heading, and as much of what is said about it as fits into the line.
+    fn headed(&self, title: &str, about: &str) -> String {
+        self.heading(title) + &self.paint(Style::Dim, &clip(about, self.width.saturating_sub(width(title))))
+    }
+
+    /// Lines of a remark behind a mark.
+    fn marked(&self, remark: &str) -> Vec<String> {
+        let mark = self.paint(Style::Warning, "!");
+        let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
+        wrap(remark, self.width - 4).iter().enumerate().map(|(k, line)| begin(k) + line).collect()
+    }
 }
 
 fn who(profile: &Profile) -> String {
@@ -378,7 +390,7 @@ fn who(profile: &Profile) -> String {
             let counted = units::count(profile.number_of_processes() as f64);
             format!("{} ({counted} counted)", plural(profile.number_of_targets(), "process"))
         }
-        [] => "no process".into(),
+        [] => "no process was counted".into(),
         [process] => process_name(process),
         _ => plural(profile.number_of_processes(), "process"),
     }
@@ -425,5 +437,7 @@ fn plural(number: u64, noun: &str) -> String {
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod tests;

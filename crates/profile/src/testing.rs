@@ -34,6 +34,27 @@ pub fn sums(samples: u64, size: u64, interval: u64) -> SampleSums {
     }
 }
 
+/// The profile as a file of the given format, with default options.
+#[cfg(test)]
+pub(crate) fn written(profile: &Profile, format: &str) -> Vec<u8> {
+    let mut file = Vec::new();
+    let format = crate::formats::by_name(format).expect("a format");
+    format.write(profile, &crate::WriteOptions::default(), &mut file).expect("memory");
+    file
+}
+
+/// The profile as a file of text.
+#[cfg(test)]
+pub(crate) fn text(profile: &Profile, format: &str) -> String {
+    String::from_utf8(written(profile, format)).expect("text")
+}
+
+/// The profile as a file of JSON.
+#[cfg(test)]
+pub(crate) fn json(profile: &Profile, format: &str) -> serde_json::Value {
+    serde_json::from_slice(&written(profile, format)).expect("JSON")
+}
+
 /// A named frame of module `module` at `address`.
 pub fn frame(module: usize, address: u64, function: &str, file: &str, line: u32) -> Frame {
     Frame {
@@ -129,6 +150,7 @@ pub fn whole_host() -> Profile {
         pid,
         comm: comm.into(),
         exe: exe.into(),
+        allocators: vec!["glibc 2.36".into()],
         resident: Some(resident),
         ..Process::default()
     };

@@ -232,21 +232,6 @@ pub fn with_share(what: &str, share: f64, why: &str) -> String {
     format!("{what} ({:.2} %): {why}", 100.0 * share)
 }
 
-/// The share in such a remark, 0 to 1; `None` for any other text. Names of processes and files in other remarks may
-/// imitate it, so all of its beginning has to fit.
-pub fn share_in(remark: &str) -> Option<f64> {
-    let (counted, rest) = remark.split_once(" (")?;
-    let (number, what) = counted.split_once(' ')?;
-    let is_number = number.ends_with(|c: char| c.is_ascii_digit())
-        && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b',');
-    let is_plain = what.bytes().all(|byte| byte.is_ascii_lowercase() || matches!(byte, b' ' | b'\''));
-    let is_of_us = is_number && is_plain && (what.starts_with("samples ") || what.starts_with("calls "));
-    let (percent, _) = rest.split_once(" %): ").filter(|_| is_of_us)?;
-    let (_, hundredths) = percent.split_once('.')?;
-    let percent: f64 = percent.parse().ok().filter(|_| hundredths.len() == 2)?;
-    (0.0..=100.0).contains(&percent).then_some(percent / 100.0)
-}
-
 /// Formats bytes as lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     ::hex::encode(bytes)
@@ -423,31 +408,5 @@ mod tests {
     fn remarks_keep_their_share() {
         let remark = with_share("7,000 samples were lost", 0.125, "the ring was full (100.00 %): why");
         assert_eq!(remark, "7,000 samples were lost (12.50 %): the ring was full (100.00 %): why");
-        assert_eq!(share_in(&remark), Some(0.125));
-        let others =
-            ["NaN", "101.00", "-1.00", "é", "5", ""].map(|share| format!("7 samples were lost ({share} %): y"));
-        // The last ones have names of processes, which have at most 15 bytes.
-        let more = [
-            "",
-            "60 % of the samples",
-            "7 samples were lost 5.00 %): y",
-            "Java's own heap is not included (x(99.00 %): y): advice",
-            "9 a (99.00 %): : figures come from samples that the process announces",
-            "9 calls x (9 %): figures come from samples that the process announces",
-            "9, calls x (100 %): figures come from samples that the process announces",
-            "9 samples x, y (99.00 %): z: figures come from samples that the process announces",
-        ];
-        for other in others.iter().map(String::as_str).chain(more) {
-            assert_eq!(share_in(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn hex_goes_both_ways() {
-        assert_eq!(hex(&[0, 0xab, 0x1f]), "00ab1f");
-        assert_eq!(parse_hex("00ab1f"), Some(vec![0, 0xab, 0x1f]));
-        for text in ["0", "0g", "+1", "é"] {
-            assert_eq!(parse_hex(text), None, "{text}");
-        }
     }
 }

@@ -41,13 +41,9 @@ impl Value {
         Self::SwappedSpace,
     ];
 
-    /// pprof's columns that this profile has: only those of allocation if frees were not followed.
-    pub fn of_profile(profile: &Profile) -> &'static [Self] {
-        if profile.header.live { &Self::COLUMNS } else { &[Self::AllocObjects, Self::AllocSpace] }
-    }
-
-    /// pprof's columns that this profile has, the values at exit if an ended process held memory, and where memory in
-    /// use is if that was read (swapped-out memory only if there is any).
+    /// pprof's columns that this profile has (only those of allocation if frees were not followed), the values at exit
+    /// if an ended process held memory, and where memory in use is if that was read (swapped-out memory only if there
+    /// is any).
     pub fn shown_of(profile: &Profile) -> &'static [Self] {
         const IN_MEMORY: [Value; 6] = [
             Value::AllocObjects,
@@ -63,7 +59,8 @@ impl Value {
             (true, true) => &Self::ALL[..Self::ALL.len() - left_out],
             (true, false) => &Self::ALL[..6],
             (false, true) => &IN_MEMORY[..IN_MEMORY.len() - left_out],
-            (false, false) => Self::of_profile(profile),
+            (false, false) if profile.header.live => &Self::COLUMNS,
+            (false, false) => &[Self::AllocObjects, Self::AllocSpace],
         }
     }
 
@@ -164,8 +161,7 @@ impl Value {
         if self == Self::SwappedSpace { &in_memory.swapped } else { &in_memory.resident }
     }
 
-    /// The point estimate from sums, in bytes or allocations, including corrections by calibration or another
-    /// estimator.
+    /// The point estimate from sums, in bytes or allocations, including corrections by calibration.
     pub fn estimate_of(self, sums: &SampleSums) -> f64 {
         if self.is_bytes() { sums.bytes + sums.bytes_correction } else { sums.objects + sums.objects_correction }
     }
@@ -185,7 +181,6 @@ impl Value {
 mod tests {
     use super::*;
     use crate::estimates::Pool;
-    use crate::formats::WriteOptions;
     use crate::report::{ReportOptions, report};
     use crate::{formats, merge, programs, read, testing};
 
@@ -206,13 +201,10 @@ mod tests {
             assert!(estimate > 0.0 && (estimate - sum(value)).abs() < 1.0);
             assert!(low.is_some_and(|low| low < estimate) && high.is_some_and(|high| estimate < high));
         }
-        let json = formats::by_name("json").expect("a format");
-        let mut text = Vec::new();
-        json.write(&profile, &WriteOptions::default(), &mut text).expect("it can be written");
-        let written: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let written = testing::json(&profile, "json");
         assert_eq!(written["totals"]["resident_bytes"]["estimate"].as_f64(), Some(both[0].0));
         assert_eq!(written["totals"]["swapped_bytes"]["high"].as_f64(), both[1].2);
-        let again = read::parse(&text).expect("its own output");
+        let again = read::parse(&testing::written(&profile, "json")).expect("its own output");
         assert_eq!(again.rows.iter().map(|row| &row.in_memory).collect::<Vec<_>>(), {
             profile.rows.iter().map(|row| &row.in_memory).collect::<Vec<_>>()
         });
@@ -245,15 +237,12 @@ mod tests {
         assert!((estimate.estimate - reserved.bytes).abs() < 1.0 && variance == reserved.bytes_variance);
         let (low, high) = (estimate.low.expect("an interval"), estimate.high.expect("an interval"));
         assert!(low < reserved.bytes && reserved.bytes < high);
-        let json = formats::by_name("json").expect("a format");
-        let mut text = Vec::new();
-        json.write(&profile, &WriteOptions::default(), &mut text).expect("it can be written");
-        let written: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let written = testing::json(&profile, "json");
         let both = [&written["totals"], &written["stacks"][number]].map(|of| &of["address_space_bytes"]["estimate"]);
         assert_eq!(both.map(serde_json::Value::as_f64), [Some(estimate.estimate); 2]);
         let of_rows = written["stacks"].as_array().expect("stacks").iter();
         assert_eq!(of_rows.filter(|row| !row["address_space_bytes"].is_null()).count(), 1);
-        let again = read::parse(&text).expect("its own output");
+        let again = read::parse(&testing::written(&profile, "json")).expect("its own output");
         assert_eq!(again.rows[number].in_memory, profile.rows[number].in_memory);
         let together = programs::put_together(&profile, false);
         assert_eq!(space(&together).0.estimate.round(), reserved.bytes.round());

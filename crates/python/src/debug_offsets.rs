@@ -3,8 +3,7 @@
 use sampler_ebpf::abi::{PYTHON_FRAME_BYTES, PythonProcess};
 
 use crate::layout::{Boundaries, CodeLayout, Layout, LineFormat};
-use crate::unsupported::Unsupported;
-use crate::version::Version;
+use crate::version::{Unsupported, Version};
 
 /// Number of bytes of the table that are read.
 pub const BYTES: usize = 656;

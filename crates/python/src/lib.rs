@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod code;
-mod cold;
 pub mod debug_offsets;
 pub mod frames;
 #[cfg(test)]
@@ -15,7 +14,6 @@ mod fuzzed;
 pub mod layout;
 pub mod lines;
 pub mod runtime;
-mod unsupported;
 pub mod version;
 
 // Code shared with fuzz targets refers to the crate by name.
@@ -26,5 +24,4 @@ pub use code::{Code, Memory};
 pub use frames::{Frame, Invocation, invocations};
 pub use layout::Layout;
 pub use runtime::Runtime;
-pub use unsupported::Unsupported;
-pub use version::Version;
+pub use version::{Unsupported, Version};

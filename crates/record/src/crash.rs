@@ -55,8 +55,7 @@ fn report(panic: &PanicHookInfo<'_>) {
     if REPORTS.fetch_add(1, Ordering::Relaxed) >= MOST_REPORTS {
         return;
     }
-    let text = panic.payload().downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.payload().downcast_ref::<&str>().copied()).unwrap_or_default();
+    let text = panic.payload_as_str().unwrap_or_default();
     let place = panic.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
     let mut err = std::io::stderr().lock();
     let version = env!("CARGO_PKG_VERSION");

@@ -4,8 +4,6 @@
 mod place;
 #[cfg(test)]
 mod place_tests;
-#[cfg(test)]
-mod speed_tests;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -25,21 +23,11 @@ pub use self::place::{Place, same_file};
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// The directory does not exist.
-    #[error("cannot write {path}: the directory {dir} does not exist; create it, or choose another")]
-    NoDir {
-        /// File to be written.
-        path: PathBuf,
-        /// Its directory.
-        dir: PathBuf,
-    },
+    #[error("cannot write {0}: the directory {1} does not exist; create it, or choose another")]
+    NoDir(PathBuf, PathBuf),
     /// No file can be created in the directory.
-    #[error("cannot write into {dir}: {source}; choose another directory")]
-    DirNotWritable {
-        /// The directory.
-        dir: PathBuf,
-        /// The operating system's reason.
-        source: io::Error,
-    },
+    #[error("cannot write into {0}: {1}; choose another directory")]
+    DirNotWritable(PathBuf, #[source] io::Error),
     /// The file exists already.
     #[error("{0} exists; use --force to replace it, or choose another name")]
     Exists(PathBuf),
@@ -47,13 +35,8 @@ pub enum OutputError {
     #[error("{0} is a directory; name a file in it")]
     IsDir(PathBuf),
     /// A symbolic link of the user's own, which is followed only on request.
-    #[error("{path} is a symbolic link to {target}; use --force to write to where it leads, or choose another name")]
-    Link {
-        /// The link.
-        path: PathBuf,
-        /// Its target.
-        target: PathBuf,
-    },
+    #[error("{0} is a symbolic link to {1}; use --force to write to where it leads, or choose another name")]
+    Link(PathBuf, PathBuf),
     /// A symbolic link of another user, which is never followed.
     #[error(
         "{path} is a symbolic link of another user (uid {owner}) to {target}; name the file itself, or choose another"
@@ -67,13 +50,8 @@ pub enum OutputError {
         owner: u32,
     },
     /// A link to an open file that has no path.
-    #[error("{path} is a link to an open file ({target}), not to a path; use - for standard output, or name a file")]
-    LinkToOpenFile {
-        /// The link.
-        path: PathBuf,
-        /// Its target.
-        target: PathBuf,
-    },
+    #[error("{0} is a link to an open file ({1}), not to a path; use - for standard output, or name a file")]
+    LinkToOpenFile(PathBuf, PathBuf),
     /// A path that heapbpf derived is not a regular file.
     #[error("{path} is {place}, but a file is to be written there; remove it, or choose another name for the output")]
     NotAFile {
@@ -114,13 +92,8 @@ pub enum OutputError {
         source: io::Error,
     },
     /// The profile cannot be encoded.
-    #[error("cannot write {path}: {source}")]
-    Format {
-        /// File to be written.
-        path: PathBuf,
-        /// The encoder's reason.
-        source: FormatError,
-    },
+    #[error("cannot write {0}: {1}")]
+    Format(PathBuf, #[source] FormatError),
 }
 
 /// One output, which is checked before the recording starts.
@@ -233,7 +206,7 @@ impl Output {
 fn failed(path: &Path, source: FormatError) -> OutputError {
     match source {
         FormatError::Io(source) => OutputError::Io { path: path.into(), source },
-        source => OutputError::Format { path: path.into(), source },
+        source => OutputError::Format(path.into(), source),
     }
 }
 
@@ -336,13 +309,13 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
     let path = &*destination.path;
     let dir = dir_of(path);
     if !dir.is_dir() {
-        return Err(OutputError::NoDir { path: path.into(), dir: dir.into() });
+        return Err(OutputError::NoDir(path.into(), dir.into()));
     }
     // Only creating a file shows whether permissions and the file system allow it. It is deleted at once.
     tempfile::Builder::new()
         .prefix(".heapbpf-")
         .tempfile_in(dir)
-        .map_err(|error| OutputError::DirNotWritable { dir: dir.into(), source: without_temporary_name(error) })?;
+        .map_err(|error| OutputError::DirNotWritable(dir.into(), without_temporary_name(error)))?;
     Ok(())
 }
 
@@ -356,19 +329,23 @@ pub fn dir_of(path: &Path) -> &Path {
 
 /// Inserts `suffix` before the extension: `name.pb.gz` becomes `name.0001.pb.gz`.
 pub fn with_suffix(path: &Path, format: &Format, suffix: &str) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let extension = formats::extension_of(format, &name).unwrap_or("");
-    let stem = &name[..name.len() - extension.len()];
+    let (stem, extension) = parts_of(path, format);
     path.with_file_name(format!("{stem}.{suffix}{extension}"))
+}
+
+/// A file name without its extension, and the extension.
+fn parts_of(path: &Path, format: &Format) -> (String, &'static str) {
+    let mut stem = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let extension = formats::extension_of(format, &stem).unwrap_or("");
+    stem.truncate(stem.len() - extension.len());
+    (stem, extension)
 }
 
 /// The number of the snapshot of `path` that has this file name: 1 for `name.0001.pb.gz`. In formats with a file per
 /// process, the name must have both a number and a process id, as a single number could be a process id.
 pub fn snapshot_number(path: &Path, format: &Format, file_name: &str) -> Option<u32> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let extension = formats::extension_of(format, &name).unwrap_or("");
-    let stem = &name[..name.len() - extension.len()];
-    let rest = file_name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(extension)?;
+    let (stem, extension) = parts_of(path, format);
+    let rest = file_name.strip_prefix(&*stem)?.strip_prefix('.')?.strip_suffix(extension)?;
     let digits = if format.one_process_per_file() { rest.split_once('.')?.0 } else { rest };
     (digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }

@@ -85,6 +85,13 @@ impl RecordPlan {
             Hook::Probe | Hook::Inline => false,
         }
     }
+
+    /// Whether memory held at exit by exited processes is reported separately from memory in use. With named targets it
+    /// counts as in use, because it is what the user asked about. A service reports the present moment, so it is always
+    /// separate.
+    pub fn ended_apart(&self) -> bool {
+        self.keeps_running || !self.targets.are_named()
+    }
 }
 
 /// Which processes are profiled.
@@ -257,7 +264,7 @@ pub struct KernelPlan {
 }
 
 /// What is shown on the terminal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Display {
     /// Whether the table and the status line are suppressed.
     pub quiet: bool,
@@ -267,15 +274,6 @@ pub struct Display {
     pub color: Color,
     /// Which frames of stacks the closing table shows.
     pub frames: FrameView,
-}
-
-impl RecordPlan {
-    /// Whether memory held at exit by exited processes is reported separately from memory in use. With named targets it
-    /// counts as in use, because it is what the user asked about. A service reports the present moment, so it is always
-    /// separate.
-    pub fn ended_apart(&self) -> bool {
-        self.keeps_running || !self.targets.are_named()
-    }
 }
 
 impl Targets {

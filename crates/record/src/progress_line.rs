@@ -40,10 +40,14 @@ pub fn during<T>(line: impl Fn() -> String + Send, work: impl FnOnce() -> T) -> 
 
 /// Shows a line in place of the last one. The caller has checked that standard error is a terminal.
 pub fn write(line: &str) {
-    let columns = terminal::width().unwrap_or(80).saturating_sub(1);
     let mut out = std::io::stderr().lock();
-    let _ = write!(out, "\r\x1b[K{}", clip(line, columns));
+    let _ = write!(out, "\r\x1b[K{}", clip(line, columns()));
     let _ = out.flush();
+}
+
+/// Number of columns of a line.
+pub fn columns() -> usize {
+    terminal::width().unwrap_or(80).saturating_sub(1)
 }
 
 /// Removes the line.

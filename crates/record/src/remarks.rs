@@ -10,6 +10,14 @@ pub fn say(line: impl AsRef<str>) {
     write_line(&mut std::io::stderr().lock(), line.as_ref());
 }
 
+/// The first `most` of these, and an ellipsis if there are others.
+pub fn first_of<T: ToString>(items: impl IntoIterator<Item = T>, most: usize) -> String {
+    let mut items = items.into_iter();
+    let mut named: Vec<String> = items.by_ref().take(most).map(|item| item.to_string()).collect();
+    named.extend(items.next().map(|_| "…".to_owned()));
+    named.join(", ")
+}
+
 /// Writes the line in one call, so that output of the command does not end up in the middle of it.
 fn write_line(out: &mut impl Write, line: &str) {
     let _ = out.write_all(format!("heapbpf: {line}\n").as_bytes());

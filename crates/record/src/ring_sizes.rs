@@ -81,7 +81,8 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     };
     match bytes {
         0 => (128 << 10, 0),
-        1..16384 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
+        1..1024 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
+        1024..16384 => (4 << 20, 32 << 20),
         16384..262_144 => (2 << 20, MOST_STACKS_BYTES),
         262_144.. => (512 << 10, LEAST_STACKS_BYTES),
     }
@@ -90,7 +91,8 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
 /// Decides when a ring is resized.
 #[derive(Clone, Debug)]
 pub struct RingGrowth {
-    limits: RingLimits,
+    /// The smallest and largest size. They depend on the interval.
+    pub limits: RingLimits,
     /// Most bytes in use at a time since `since_ns`.
     most_used_bytes: u64,
     since_ns: Option<u64>,
@@ -140,11 +142,6 @@ impl RingGrowth {
         }
     }
 
-    /// Sets other limits, for another interval.
-    pub const fn set_limits(&mut self, limits: RingLimits) {
-        self.limits = limits;
-    }
-
     fn note_used(&mut self, bytes: u64) {
         self.most_used_bytes = self.most_used_bytes.max(bytes);
     }
@@ -192,7 +189,10 @@ mod tests {
         assert_eq!(first(256 * KIB, Criterion::Bytes), (512, 16384));
         assert_eq!(first(256 * KIB - 1, Criterion::Bytes), (2048, 65536));
         assert_eq!(first(16 * KIB, Criterion::Bytes), (2048, 65536));
-        for interval in [1, 1000, 4 * KIB, 16 * KIB - 1] {
+        for interval in [KIB, 4 * KIB, 16 * KIB - 1] {
+            assert_eq!(first(interval, Criterion::Bytes), (4096, 32768));
+        }
+        for interval in [1, KIB - 1] {
             assert_eq!(first(interval, Criterion::Bytes), (16384, 65536));
         }
         assert_eq!(first(0, Criterion::Bytes), (128, 0), "without samples there are no stacks");
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_smaller_interval_makes_space_at_once() {
         let mut growth = stacks();
-        growth.set_limits(RingSizes::of_interval(1000, Criterion::Bytes, true).stacks);
+        growth.limits = RingSizes::of_interval(1000, Criterion::Bytes, true).stacks;
         assert_eq!(growth.look(2 * MIB, 0, 0), Some(64 * MIB));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use heapbpf_audit::Hook;
+use heapbpf_audit::{AttachEntry, Hook};
 use heapbpf_profile::model::{CPU_NS, LOST_PREFIX, PROBE_NS, Process};
 use serde::{Deserialize, Serialize};
 
@@ -48,7 +48,7 @@ pub struct Stats {
     /// Peak resident memory of the daemon, bytes.
     pub daemon_peak_rss_bytes: u64,
     /// Attached probes.
-    pub attach: Vec<Attachment>,
+    pub attach: Vec<AttachEntry>,
     /// How the first processes are hooked.
     #[serde(default)]
     pub hooks: Vec<HookedProcess>,
@@ -83,24 +83,6 @@ impl HookedProcess {
         };
         processes.iter().filter_map(one).take(Self::MOST).collect()
     }
-}
-
-/// An attached probe.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attachment {
-    /// Path of the file.
-    pub file: String,
-    /// The hooked function.
-    pub function: String,
-    /// File offset of the instruction.
-    pub offset: u64,
-    /// How the kernel executes the instruction: `emulated`, `stepped` or `optimized`.
-    pub kind: String,
-    /// Kind of link: `session`, `multi` or `perf`.
-    pub link: String,
-    /// Why this instruction was chosen.
-    #[serde(default)]
-    pub reason: String,
 }
 
 impl Stats {

@@ -17,8 +17,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use crate::at_entry::Jumps;
+use crate::interrupted::Sleeping;
 use crate::maps::PAGE_BYTES;
-use crate::sleeping_call::Sleeping;
 use crate::status::Status;
 use crate::sys::{self, Event};
 

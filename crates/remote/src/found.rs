@@ -1,5 +1,7 @@
-//! Finds in `/proc/PID/maps` what an earlier run left in a process, whichever step it ended at. Pure.
+//! Finds what an earlier run left in a process, whichever step it ended at: in `/proc/PID/maps`, and among open
+//! descriptors.
 
+use std::fs;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ const MAX_FOUND: usize = 64;
 const MAX_PUT_BACK: usize = 128;
 
 /// A blob that is mapped into a process.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct FoundBlob {
     /// Name that its plan gave it.
     pub name: String,
@@ -42,20 +44,8 @@ pub struct FoundBlob {
 impl FoundBlob {
     /// A blob of which only this is known so far.
     fn new(name: String, range: Range<u64>, device: &str, inode: u64) -> Self {
-        let (pages, put_back) = (Vec::new(), Vec::new());
-        Self {
-            name,
-            range,
-            device: device.to_owned(),
-            inode,
-            text: None,
-            pages,
-            put_back,
-            data: None,
-            is_sound: true,
-            is_mapped: true,
-            is_open: false,
-        }
+        let device = device.to_owned();
+        Self { name, range, device, inode, is_sound: true, is_mapped: true, ..Self::default() }
     }
 
     /// Bytes of all pages whose originals it has, or had.
@@ -223,6 +213,34 @@ fn is_original(mapping: &Mapping) -> bool {
     mapping.is_text() && parse_name(&mapping.name).is_none()
 }
 
+/// Most descriptors of a process that are examined.
+const MAX_DESCRIPTORS: usize = 1 << 16;
+
+/// Descriptors of our memfds that a process opened to map them, and their link targets: an injector that died left them
+/// open. A process that watches a hooked one also has its memfd open, but read-only.
+pub fn left_open(pid: u32) -> impl Iterator<Item = (u64, String)> {
+    let list = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().map_while(Result::ok);
+    list.take(MAX_DESCRIPTORS).filter_map(move |entry| {
+        let fd = entry.file_name().to_str()?.parse().ok()?;
+        Some((fd, link_left_open(pid, fd)?))
+    })
+}
+
+/// The link target of one such descriptor; `None` if it is anything else.
+pub(crate) fn link_left_open(pid: u32, fd: u64) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?.into_os_string().into_string().ok()?;
+    parse_name(&link)?;
+    let says = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
+    is_writable(&says).then_some(link)
+}
+
+/// Whether a file of `/proc/PID/fdinfo` describes a descriptor that is open for reading and writing.
+fn is_writable(says: &str) -> bool {
+    let flags = says.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDWR)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,5 +384,38 @@ mod tests {
             assert!(found(&lines).iter().all(|found| !found.is_sound), "{lines:?}");
         }
         assert_eq!(found(&["7f0000000000-7f0000001000 r-xp 00005000 00:01 5 /memfd:mine"]), []);
+    }
+}
+
+#[cfg(test)]
+mod descriptor_tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd as _, FromRawFd as _};
+
+    #[test]
+    fn a_memfd_is_left_open_where_it_was_made_and_not_where_it_is_read() {
+        let name = c"heapbpf-inline-7f0000000000-1000";
+        // SAFETY: the name is a string that ends with NUL, and the flags are valid.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor was just made, and nobody else has it.
+        let made = unsafe { File::from_raw_fd(fd) };
+        let own = || left_open(std::process::id()).map(|(fd, _)| fd).collect::<Vec<_>>();
+        let number = u64::try_from(fd).expect("positive");
+        assert_eq!(own(), [number]);
+        let link = "/memfd:heapbpf-inline-7f0000000000-1000 (deleted)";
+        assert_eq!(link_left_open(std::process::id(), number).as_deref(), Some(link));
+        let read = File::open(format!("/proc/self/fd/{}", made.as_raw_fd())).expect("our own file");
+        drop(made);
+        assert_eq!(own(), [0_u64; 0]);
+        assert_eq!(link_left_open(std::process::id(), number), None, "the number may be another file's by now");
+        drop(read);
+    }
+
+    #[test]
+    fn the_access_mode_is_in_octal() {
+        assert!(is_writable("pos:\t0\nflags:\t0100002\nmnt_id:\t1\n"));
+        assert!(!is_writable("pos:\t0\nflags:\t02100000\n") && !is_writable("flags:\tx\n") && !is_writable(""));
     }
 }

@@ -2,12 +2,11 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
-use crate::error::Busy;
-use crate::failure::Failure;
-use crate::outcome::{FileId, Hooked, Mapped};
+use crate::error::{Busy, Failure};
 use crate::plan::{Kept, Pages, Part, Step, Undo, Write, writes};
 use crate::probes::Spare;
 use crate::remote::Remote;
@@ -17,7 +16,7 @@ use crate::stack::{Piece, Words};
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
 use crate::target::Target;
-use crate::work::Planned;
+use crate::work::{FileId, Hooked, Mapped, Planned};
 
 const NO_FILE: u64 = u64::MAX;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -209,7 +208,7 @@ impl Injection<'_> {
         let fd = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
         let filled = self.fill(stop, fd, &name);
         if filled.is_err() {
-            let _ = remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+            let _ = close(remote, fd);
         }
         filled.map(|()| fd)
     }
@@ -253,10 +252,11 @@ impl Injection<'_> {
                 let (start, bytes) = (draft.base + range.start, range.end - range.start);
                 map(remote, start, bytes, libc::PROT_READ | libc::PROT_WRITE, PRIVATE_ANONYMOUS, NO_FILE, 0)
             }
-            Step::WipeOnFork(at) => {
+            Step::WipeOnFork(at) | Step::Empty(at) => {
                 let (start, bytes) = data(at);
-                let advice = libc::MADV_WIPEONFORK as u64;
-                remote.call("madvise", libc::SYS_madvise, [start, bytes, advice, 0, 0, 0]).map(drop)
+                let is_wiped = matches!(step, Step::WipeOnFork(_));
+                let advice = if is_wiped { libc::MADV_WIPEONFORK } else { libc::MADV_DONTNEED };
+                remote.call("madvise", libc::SYS_madvise, [start, bytes, advice as u64, 0, 0, 0]).map(drop)
             }
             Step::FillData(at) => {
                 let mut initial = draft.data[at].initial.clone();
@@ -270,11 +270,6 @@ impl Injection<'_> {
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_POPULATE;
                 map(remote, kept.copy().start, kept.bytes, READ_AND_RUN, flags, fd, kept.spare - draft.base)
             }
-            Step::Empty(at) => {
-                let (start, bytes) = data(at);
-                let advice = libc::MADV_DONTNEED as u64;
-                remote.call("madvise", libc::SYS_madvise, [start, bytes, advice, 0, 0, 0]).map(drop)
-            }
             Step::MapText => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
                 map(remote, draft.base, draft.text.len() as u64, READ_AND_RUN, flags, fd, 0)
@@ -287,7 +282,7 @@ impl Injection<'_> {
                 let kept = self.planned.plan.kept(at);
                 move_pages(remote, kept.copy().start, kept.start, kept.bytes)
             }
-            Step::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
+            Step::Close => close(remote, fd),
             Step::Create | Step::MoveThreads | Step::Write => Ok(()),
         }
     }
@@ -325,7 +320,7 @@ impl Injection<'_> {
     fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, fd: u64, moved: &Moved) {
         for undo in undo.into_iter().rev() {
             let result = match undo {
-                Undo::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
+                Undo::Close => close(remote, fd),
                 Undo::Restore => {
                     let pages = &self.planned.plan.draft().pages;
                     let writes = |pages: &Pages| writes(pages.start, &pages.edited, &pages.original);
@@ -335,7 +330,8 @@ impl Injection<'_> {
                     self.move_back(remote, moved);
                     Ok(())
                 }
-                undo => take_out(remote, undo, &self.planned.plan.range()),
+                Undo::PutBack(kept) => put_back(remote, kept),
+                Undo::Unmap => unmap(remote, &self.planned.plan.range()),
             };
             // What cannot be undone stays, and will be found again.
             if result.is_err() {
@@ -396,18 +392,20 @@ pub(crate) fn leave_spare(remote: &mut Remote, kept: Kept) -> Result<(), Failure
     map(remote, kept.spare, kept.bytes, libc::PROT_NONE, PRIVATE_ANONYMOUS, NO_FILE, 0)
 }
 
-pub(crate) fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Result<(), Failure> {
-    match undo {
-        Undo::PutBack(kept) => {
-            let spare = Spare::empty(remote, kept)?;
-            move_pages(remote, kept.spare, kept.start, kept.bytes)?;
-            spare.renew(remote)?;
-            leave_spare(remote, kept)
-        }
-        Undo::Unmap => {
-            let arguments = [range.start, range.end - range.start, 0, 0, 0, 0];
-            remote.call("munmap", libc::SYS_munmap, arguments).map(drop)
-        }
-        Undo::Close | Undo::MoveBack | Undo::Restore => Ok(()),
-    }
+/// Moves pages back from their spare place.
+pub(crate) fn put_back(remote: &mut Remote, kept: Kept) -> Result<(), Failure> {
+    let spare = Spare::empty(remote, kept)?;
+    move_pages(remote, kept.spare, kept.start, kept.bytes)?;
+    spare.renew(remote)?;
+    leave_spare(remote, kept)
+}
+
+/// Unmaps everything that was reserved.
+pub(crate) fn unmap(remote: &mut Remote, range: &Range<u64>) -> Result<(), Failure> {
+    remote.call("munmap", libc::SYS_munmap, [range.start, range.end - range.start, 0, 0, 0, 0]).map(drop)
+}
+
+/// Closes a descriptor of the process.
+pub(crate) fn close(remote: &mut Remote, fd: u64) -> Result<(), Failure> {
+    remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
 }

@@ -20,11 +20,9 @@
 #![cfg(target_os = "linux")]
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "used where processes can be stopped"))]
 
-mod descriptors;
 mod error;
 mod found;
 mod maps;
-mod outcome;
 mod plan;
 mod priority;
 mod same_code;
@@ -36,11 +34,7 @@ mod work;
 #[cfg(target_arch = "x86_64")]
 mod at_entry;
 #[cfg(target_arch = "x86_64")]
-mod code;
-#[cfg(target_arch = "x86_64")]
 mod entry;
-#[cfg(target_arch = "x86_64")]
-mod failure;
 #[cfg(target_arch = "x86_64")]
 mod frame;
 #[cfg(target_arch = "x86_64")]
@@ -56,13 +50,9 @@ mod remote;
 #[cfg(target_arch = "x86_64")]
 mod remove;
 #[cfg(target_arch = "x86_64")]
-mod restartable;
-#[cfg(target_arch = "x86_64")]
 mod run;
 #[cfg(target_arch = "x86_64")]
 mod seccomp;
-#[cfg(target_arch = "x86_64")]
-mod sleeping_call;
 #[cfg(target_arch = "x86_64")]
 mod stack;
 #[cfg(target_arch = "x86_64")]
@@ -73,14 +63,10 @@ mod sys;
 mod target;
 #[cfg(not(target_arch = "x86_64"))]
 mod unsupported;
-#[cfg(target_arch = "x86_64")]
-mod words;
 
-pub use descriptors::left_open;
 pub use error::{Busy, Error, Refusal};
-pub use found::{FoundBlob, blob_range};
+pub use found::{FoundBlob, blob_range, left_open};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
-pub use outcome::{Hooked, Mapped, Stopped, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
 pub use priority::Raised;
 pub use same_code::other_code;
@@ -88,6 +74,7 @@ pub use status::Status;
 pub use stopper::{Stopper, perform, stop_through};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
+pub use work::{Hooked, Mapped, Stopped, Word};
 #[cfg(target_arch = "x86_64")]
 pub use {
     entry::{Exec, NotHeld, Waiting},

@@ -22,20 +22,16 @@ impl Raised {
     #[must_use]
     pub fn begin() -> Self {
         let before = attributes();
-        let is_raised = set_policy(libc::SCHED_FIFO, 1) || {
+        let real_time = libc::sched_param { sched_priority: 1 };
+        // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
+        let is_real_time = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const real_time) == 0 };
+        let is_raised = is_real_time || {
             let first = |before: libc::sched_attr| {
                 set(&libc::sched_attr { sched_nice: HIGHEST_NICE, sched_runtime: SHORTEST_TURN_NS, ..before })
             };
             before.is_some_and(first)
         };
         Self { before: before.filter(|_| is_raised) }
-    }
-
-    /// Whether the calling thread has a real-time priority.
-    #[must_use]
-    pub fn is_real_time(&self) -> bool {
-        // SAFETY: no pointers; 0 is the calling thread.
-        unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO }
     }
 }
 
@@ -45,13 +41,6 @@ impl Drop for Raised {
             set(before);
         }
     }
-}
-
-/// Gives the calling thread this policy and real-time priority. Returns whether that worked.
-fn set_policy(policy: libc::c_int, sched_priority: libc::c_int) -> bool {
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
 /// The scheduling attributes of the calling thread.

@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use crate::failure::Failure;
+use crate::error::Failure;
 use crate::maps::PAGE_BYTES;
 use crate::plan::Kept;
 use crate::remote::Remote;

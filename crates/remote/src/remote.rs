@@ -7,13 +7,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::code::{Gadgets, SYSTEM_CALL};
-use crate::error::{Busy, Refusal};
-use crate::failure::Failure;
-use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES, is_denied_memory, place_of_keys};
-use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
+use crate::error::{Busy, Failure, Refusal};
+use crate::frame::{CODE_SEGMENT, Frame, Gadgets, SCRATCH_BYTES, SYSTEM_CALL, is_denied_memory, place_of_keys};
+use crate::interrupted::{Malformed, SYSCALL_BYTES, abort_address, has_restart_block, restarted_by_hand};
 use crate::memory::Memory;
-use crate::restartable::{self, Malformed};
 use crate::seccomp::{Answer, Call, Filters};
 use crate::status::Status;
 use crate::stop::Stop;
@@ -195,7 +192,7 @@ impl Remote {
         let gadgets = target.gadgets;
         if let Some(area) = sys::rseq_area(tid) {
             let read = |address, bytes: &mut [u8]| target.memory.read(address, bytes);
-            match restartable::abort_address(&area, registers.rip, read) {
+            match abort_address(&area, registers.rip, read) {
                 Ok(handler) => registers.rip = handler.unwrap_or(registers.rip),
                 Err(Malformed) => return Ok(None),
             }

@@ -1,21 +1,21 @@
-//! Removes from a stopped process what was found in it.
+//! Removes from a stopped process what was found in it, and changes words of its memory: pointers in its data, or code
+//! that nothing runs yet.
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
-use crate::error::Busy;
-use crate::failure::Failure;
+use crate::error::{Busy, Failure};
 use crate::found::FoundBlob;
-use crate::inject::{leave_spare, take_out, write};
+use crate::inject::{close, leave_spare, put_back, unmap, write};
 use crate::maps::Maps;
-use crate::outcome::FileId;
-use crate::plan::{Kept, Undo, Write, writes};
+use crate::plan::{Kept, Write, writes};
 use crate::probes::{Spare, advise};
 use crate::remote::Remote;
 use crate::stop::Stop;
-use crate::sys::Registers;
+use crate::sys::{self, Registers};
 use crate::target::Target;
+use crate::work::{FileId, Word};
 
 /// Removes the jumps to a blob. The blob stays mapped, inert.
 pub(crate) fn remove(target: &Target, found: &FoundBlob, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
@@ -45,7 +45,7 @@ pub(crate) fn remove(target: &Target, found: &FoundBlob, emptied: &Range<u64>, s
     let result = (|| {
         write(remote.tid(), &restored)?;
         for kept in &found.pages {
-            take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
+            put_back(&mut remote, *kept)?;
         }
         for kept in &found.put_back {
             Spare::found(&remote, *kept).renew(&mut remote)?;
@@ -53,11 +53,11 @@ pub(crate) fn remove(target: &Target, found: &FoundBlob, emptied: &Range<u64>, s
         }
         // A killed injector left these open.
         for fd in left_open.iter().filter(|fd| target.is_descriptor_of(found, **fd)) {
-            remote.call("close", libc::SYS_close, [*fd, 0, 0, 0, 0, 0])?;
+            close(&mut remote, *fd)?;
         }
         // If the text is not mapped, nothing has ever led to the blob.
         if found.text.is_none() && !found.is_hooked() && found.is_mapped {
-            return take_out(&mut remote, Undo::Unmap, &found.range);
+            return unmap(&mut remote, &found.range);
         }
         let data = found.data.as_ref().map_or(0..0, |data| {
             let at = |offset: u64| found.range.start.saturating_add(offset).clamp(data.start, data.end);
@@ -113,4 +113,39 @@ fn original_code(target: &Target, stop: &Stop, found: &FoundBlob, kept: Kept) ->
         Some(at) => Err(Failure::Patched(start + at as u64)),
         None => Ok(writes(start, &memory, &original)),
     }
+}
+
+/// Most words that are written in one stop.
+const MOST_WORDS: usize = 64;
+
+/// Writes all of the words, or none. Returns whether any was written.
+pub(crate) fn write_words(target: &Target, words: &[Word], stop: &mut Stop) -> Result<bool, Failure> {
+    stop.stop_all()?;
+    if !target.is_same_program() || words.len() > MOST_WORDS {
+        return Err(Failure::Busy(Busy::Changed));
+    }
+    let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
+    let mut wanted = Vec::new();
+    for word in words {
+        match word_at(target, word.address)? {
+            found if found == word.after => {}
+            found if found == word.before => wanted.push(word),
+            _ => return Err(Failure::Busy(Busy::Changed)),
+        }
+    }
+    for (at, word) in wanted.iter().enumerate() {
+        if let Err(source) = sys::poke(tid, word.address, word.after.to_le_bytes()) {
+            for word in &wanted[..at] {
+                let _ = sys::poke(tid, word.address, word.before.to_le_bytes());
+            }
+            return Err(Failure::Trace("writing a word of its memory", source));
+        }
+    }
+    Ok(!wanted.is_empty())
+}
+
+fn word_at(target: &Target, address: u64) -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    let is_held = target.memory.read(address, &mut bytes) && target.memory.may_write(&(address..address + 8));
+    if is_held { Ok(u64::from_le_bytes(bytes)) } else { Err(Failure::Busy(Busy::Changed)) }
 }

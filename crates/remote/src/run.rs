@@ -7,18 +7,16 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Busy, Error};
-use crate::failure::Failure;
+use crate::error::{Busy, Error, Failure};
 use crate::found::FoundBlob;
 use crate::inject::Injection;
-use crate::outcome::{FileId, Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
+use crate::remove;
 use crate::stop::Stop;
 use crate::stopper;
 use crate::sys;
 use crate::target::{Target, check_files};
-use crate::work::{Outcome, Planned, Work};
-use crate::{remove, words};
+use crate::work::{FileId, Hooked, Mapped, Outcome, Planned, Stopped, Word, Work};
 
 /// Maximum time that a process should be stopped.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
@@ -159,7 +157,9 @@ fn carry_out(target: &Target, work: Work, stop: &mut Stop, is_moment: Option<IsM
             injection(&planned).replace(stop, &mapped, is_moment).map(|hooked| Outcome { hooked, ..none })
         }
         Work::TakeOut { found, emptied } => remove::remove(target, &found, &emptied, stop).map(|()| none),
-        Work::Write(words) => words::write(target, &words, stop).map(|has_written| Outcome { has_written, ..none }),
+        Work::Write(words) => {
+            remove::write_words(target, &words, stop).map(|has_written| Outcome { has_written, ..none })
+        }
     }
 }
 

@@ -5,6 +5,12 @@
 
 use std::fmt;
 
+use libc::{
+    SECCOMP_RET_ACTION_FULL as ACTION, SECCOMP_RET_ALLOW as ALLOW, SECCOMP_RET_ERRNO as ERRNO,
+    SECCOMP_RET_KILL_PROCESS as KILL_PROCESS, SECCOMP_RET_KILL_THREAD as KILL_THREAD, SECCOMP_RET_LOG as LOG,
+    SECCOMP_RET_TRACE as TRACE, SECCOMP_RET_USER_NOTIF as USER_NOTIF,
+};
+
 /// An instruction of a filter.
 pub(crate) type Instruction = libc::sock_filter;
 
@@ -14,16 +20,6 @@ const MACHINE: u32 = 0xc000_003e;
 const DATA_BYTES: u32 = 64;
 /// Words of memory that a filter has.
 const MEMORY_WORDS: usize = 16;
-/// The bits of an answer that hold the action; the rest is data.
-const ACTION: u32 = 0xffff_0000;
-
-const KILL_PROCESS: u32 = 0x8000_0000;
-const KILL_THREAD: u32 = 0;
-const ERRNO: u32 = 0x0005_0000;
-const USER_NOTIF: u32 = 0x7fc0_0000;
-const TRACE: u32 = 0x7ff0_0000;
-const LOG: u32 = 0x7ffc_0000;
-const ALLOW: u32 = 0x7fff_0000;
 
 /// A system call as a filter sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +84,7 @@ impl Filters {
     /// The filters' joint answer to a call: the strictest one counts.
     pub(crate) fn answer(&self, call: &Call) -> Answer {
         // The kernel compares the actions as signed numbers, so KILL_PROCESS is the lowest.
+        // The other bits of an answer are data.
         let action = |program: &Vec<Instruction>| (run(program, call) & ACTION).cast_signed();
         match self.0.iter().map(action).fold(ALLOW.cast_signed(), i32::min).cast_unsigned() {
             ALLOW | LOG => Answer::Made,

@@ -2,7 +2,8 @@
 
 use super::*;
 
-const TRAP: u32 = 0x0003_0000;
+use libc::SECCOMP_RET_TRAP as TRAP;
+
 /// A system call that no kernel has.
 const NO_CALL: u32 = 3999;
 

@@ -7,13 +7,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Busy, Refusal};
-use crate::failure::Failure;
-use crate::interrupted::{self, SYSCALL_BYTES};
+use crate::error::{Busy, Failure, Refusal};
+use crate::interrupted::{self, SYSCALL_BYTES, Sleeping};
 use crate::memory::Memory;
 use crate::priority::Raised;
 use crate::seccomp::{Answer, Call, Filters};
-use crate::sleeping_call::Sleeping;
 use crate::status::{Status, is_io_worker};
 use crate::sys::{self, Registers, Report};
 use crate::target::traced_by;
@@ -220,8 +218,10 @@ impl Stop {
         Ok(true)
     }
 
+    /// Asks threads that have not been asked yet to stop: the first one first, so that it is late least often (see
+    /// `see_off_late_ones`).
     fn interrupt_new(&mut self) -> Result<(), Failure> {
-        for thread in self.threads.iter_mut().filter(|thread| !thread.is_interrupted) {
+        for thread in self.threads.iter_mut().rev().filter(|thread| !thread.is_interrupted) {
             thread.is_interrupted = true;
             match sys::interrupt(thread.tid) {
                 Ok(()) => {}
@@ -359,8 +359,9 @@ impl Stop {
     }
 
     /// Releases threads that did not stop in time as soon as they do stop, because the system call they were in may
-    /// need repair. Before the first thread is released, the others go on; then they are stopped once more, because a
-    /// signal may be about to end their calls. Threads that take too long are released when the calling thread ends.
+    /// need repair. Until the first thread stops, the others go on. They are asked to stop once more before it is
+    /// released: it may take the signal that has just woken one of them, whose call would end. Threads that take too
+    /// long are released when the calling thread ends.
     fn see_off_late_ones(&mut self) {
         let (start, deadline) = (Instant::now(), self.last_deadline());
         while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) && Instant::now() < deadline {
@@ -377,14 +378,14 @@ impl Stop {
                 repaired(tid);
             }
             let goes_on = tid != self.pid && report != Report::JobControl && self.is_first_late();
-            let _ = if goes_on { sys::cont(tid, signal) } else { sys::detach(tid, signal) };
-            if let Some(place) = self.known.get(&tid).copied().flatten() {
-                self.threads[place].state = if goes_on { State::Stopped } else { State::Gone };
-            }
             if tid == self.pid {
                 for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Stopped)) {
                     thread.state = if sys::interrupt(thread.tid).is_ok() { State::Running } else { State::Gone };
                 }
+            }
+            let _ = if goes_on { sys::cont(tid, signal) } else { sys::detach(tid, signal) };
+            if let Some(place) = self.known.get(&tid).copied().flatten() {
+                self.threads[place].state = if goes_on { State::Stopped } else { State::Gone };
             }
         }
     }

@@ -51,12 +51,10 @@ mod here {
 
     use super::{OwnedFd, Stopper, io};
     use crate::error::Error;
-    use crate::outcome::Stopped;
     use crate::run::{IsMoment, PATIENCE, stopped};
     use crate::sys;
     use crate::target::Target;
-    use crate::wire::Request;
-    use crate::work::{Outcome, Work};
+    use crate::work::{Outcome, Request, Stopped, Work};
 
     /// How far a stop may exceed its limit before the helper process that stops the target is ended. The limit itself
     /// is only checked between two steps. Once it waits for a thread without a CPU, the helper has more time.

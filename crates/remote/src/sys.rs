@@ -1,18 +1,20 @@
 //! The system calls of the injector, each behind a function that is safe to call.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, MemfdFlags, SealFlags, Statx, StatxFlags, fcntl_add_seals, memfd_create, statx};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// A thread's general registers.
 pub(crate) type Registers = libc::user_regs_struct;
 
 const NT_X86_XSTATE: usize = 0x202;
-const GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
-const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const SECCOMP_GET_FILTER: u32 = 0x420c;
 /// Most instructions of a filter that the kernel accepts, and most filters that are read.
 const MAX_FILTER: usize = 4096;
@@ -149,7 +151,7 @@ pub(crate) fn has_system_call_dispatch(tid: i32) -> bool {
     let mut config = [0u64; 4];
     let at = std::ptr::from_mut(&mut config).cast();
     // SAFETY: the kernel writes 32 bytes, the size that is passed.
-    let got = unsafe { ptrace(GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&config), at) };
+    let got = unsafe { ptrace(libc::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&config), at) };
     got.is_ok() && config[0] != 0
 }
 
@@ -194,7 +196,7 @@ pub(crate) fn rseq_area(tid: i32) -> Option<RseqArea> {
     let mut config = [0u64; 3];
     let at = std::ptr::from_mut(&mut config).cast();
     // SAFETY: the kernel writes 24 bytes, the size that is passed.
-    unsafe { ptrace(GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), at) }.ok()?;
+    unsafe { ptrace(libc::PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), at) }.ok()?;
     let [address, size_and_signature, _] = config;
     (address != 0).then_some(RseqArea { address, signature: (size_and_signature >> 32) as u32 })
 }
@@ -353,34 +355,22 @@ pub(crate) fn shares(pid: i32, other: i32, what: libc::c_int) -> Option<bool> {
 }
 
 /// What the kernel knows about a file, without asking its server.
-pub(crate) fn known_metadata(path: &CStr) -> io::Result<libc::statx> {
-    let mut data = MaybeUninit::<libc::statx>::zeroed();
-    let (flags, mask) = (libc::AT_STATX_DONT_SYNC, libc::STATX_INO);
-    // SAFETY: the kernel writes the structure, and all zeros is a valid value.
-    result(libc::c_long::from(unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, data.as_mut_ptr()) }))?;
-    // SAFETY: as above.
-    Ok(unsafe { data.assume_init() })
+pub(crate) fn known_metadata(path: &str) -> io::Result<Statx> {
+    Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?)
 }
 
 /// Forbids for good that a memfd is written or resized.
-pub(crate) fn seal(file: &std::fs::File) -> io::Result<()> {
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
-    // SAFETY: no pointers.
-    result(libc::c_long::from(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })).map(drop)
+pub(crate) fn seal(file: &File) -> io::Result<()> {
+    Ok(fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?)
 }
 
 /// Flags of memfd_create(2), as far as this kernel accepts them, for a memfd that can be sealed, is closed by exec and
 /// cannot be executed.
 pub(crate) fn memfd_flags() -> u32 {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_NOEXEC_SEAL;
-    // SAFETY: the name is a C string.
-    let fd = unsafe { libc::memfd_create(c"heapbpf-trial".as_ptr(), flags) };
-    if fd < 0 {
-        return libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    }
-    // SAFETY: the descriptor is new, and nobody else's.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    flags
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+    let is_accepted = memfd_create(c"heapbpf-trial", flags).is_ok();
+    let flags = if is_accepted { flags } else { MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING };
+    flags.bits()
 }
 
 /// Sends a signal to a process.
@@ -397,18 +387,13 @@ pub(crate) fn pause(since: Instant) {
 
 /// Opens a handle of a process that stays bound to it if the id is reused.
 pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the descriptor is new, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Duplicates a descriptor of a process, with the access rights that it has there.
 pub(crate) fn take_descriptor(process: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
-    // SAFETY: the descriptor is new, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    Ok(pidfd_getfd(process, fd, PidfdGetfdFlags::empty())?)
 }
 
 #[cfg(test)]

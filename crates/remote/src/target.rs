@@ -1,7 +1,6 @@
 //! A process that is examined before it is stopped.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -9,20 +8,17 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::code::{Gadgets, Search};
-use crate::descriptors::{left_open, link_left_open};
 use crate::error::{Busy, Error, Refusal};
-use crate::found::{self, FoundBlob};
+use crate::found::{self, FoundBlob, left_open, link_left_open};
+use crate::frame::{Gadgets, Search};
+use crate::interrupted::Sleeping;
 use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
-use crate::outcome::FileId;
 use crate::remote::MAX_TRIES;
-use crate::sleeping_call::Sleeping;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
 use crate::sys::{self, Registers};
-use crate::wire::Request;
-use crate::work::Work;
+use crate::work::{FileId, Request, Work};
 
 /// Most bytes of code that are searched for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
@@ -40,7 +36,7 @@ const ELF_NATIVE: (u8, u16) = (2, 62);
 impl FileId {
     /// The file of exactly this mapping.
     pub(crate) fn of(pid: i32, mapping: &Range<u64>) -> Option<Self> {
-        let path = CString::new(format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end)).ok()?;
+        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
         let data = sys::known_metadata(&path).ok()?;
         let device = libc::makedev(data.stx_dev_major, data.stx_dev_minor);
         Some(Self { device, inode: data.stx_ino })

@@ -1,16 +1,27 @@
 //! Stand-ins on machines for which remote system calls are not implemented.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::error::{Error, Refusal};
 use crate::found::FoundBlob;
 use crate::maps::Maps;
-use crate::outcome::{Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
+use crate::work::{Hooked, Mapped, Stopped, Word};
 
 /// Maximum time that a process should be stopped.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
+
+/// Methods of a type that has no values.
+macro_rules! never_called {
+    ($($(#[$about:meta])* fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $($(#[$about])*
+        pub fn $name(&self $(, _: $argument)*) -> $result {
+            match self.0 {}
+        })*
+    };
+}
 
 /// A process that may be stopped: there are none on this machine.
 #[derive(Debug)]
@@ -21,7 +32,7 @@ impl Target {
     ///
     /// # Errors
     /// Always.
-    pub fn look(_pid: u32) -> Result<Self, Refusal> {
+    pub fn look(_: u32) -> Result<Self, Refusal> {
         Err(Refusal::Machine)
     }
 
@@ -31,93 +42,61 @@ impl Target {
         match self.0 {}
     }
 
-    /// The process's id.
-    #[must_use]
-    pub fn pid(&self) -> i32 {
-        match self.0 {}
-    }
-
-    /// Whether every thread of the process has a seccomp filter.
-    #[must_use]
-    pub fn is_filtered(&self) -> bool {
-        match self.0 {}
-    }
-
-    /// Whether the process still runs the same program.
-    #[must_use]
-    pub fn is_there(&self) -> bool {
-        match self.0 {}
-    }
-
-    /// What is mapped.
-    #[must_use]
-    pub fn maps(&self) -> &Maps {
-        match self.0 {}
-    }
-
-    /// What earlier runs mapped into the process.
-    #[must_use]
-    pub fn found(&self) -> Vec<FoundBlob> {
-        match self.0 {}
-    }
-
-    /// Carries out a plan.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn hook(&self, _plan: &Plan, _limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        match self.0 {}
-    }
-
-    /// Maps what a plan needs.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn map(&self, _plan: &Plan, _limit: Duration) -> Result<Stopped<Mapped>, Error> {
-        match self.0 {}
-    }
-
-    /// Replaces pages.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn replace(&self, _plan: &Plan, _mapped: &Mapped, _limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        match self.0 {}
-    }
-
     /// Replaces pages, if the caller's check agrees.
     ///
     /// # Errors
     /// Never: there is no such process.
     pub fn replace_if(
         &self,
-        _plan: &Plan,
-        _mapped: &Mapped,
-        _limit: Duration,
-        _is_moment: impl FnOnce() -> bool + Send + 'static,
+        _: &Plan,
+        _: &Mapped,
+        _: Duration,
+        _: impl FnOnce() -> bool + Send + 'static,
     ) -> Result<Stopped<Hooked>, Error> {
         match self.0 {}
     }
 
-    /// Writes words of the process's memory.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn write_words(&self, _words: &[Word], _limit: Duration) -> Result<Stopped<bool>, Error> {
-        match self.0 {}
-    }
-
-    /// Removes what was found.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn take_out(
-        &self,
-        _found: &FoundBlob,
-        _emptied: &std::ops::Range<u64>,
-        _limit: Duration,
-    ) -> Result<Stopped<()>, Error> {
-        match self.0 {}
+    never_called! {
+        /// The process's id.
+        #[must_use]
+        fn pid() -> i32;
+        /// Whether every thread of the process has a seccomp filter.
+        #[must_use]
+        fn is_filtered() -> bool;
+        /// Whether the process still runs the same program.
+        #[must_use]
+        fn is_there() -> bool;
+        /// What is mapped.
+        #[must_use]
+        fn maps() -> &Maps;
+        /// What earlier runs mapped into the process.
+        #[must_use]
+        fn found() -> Vec<FoundBlob>;
+        /// Carries out a plan.
+        ///
+        /// # Errors
+        /// Never: there is no such process.
+        fn hook(&Plan, Duration) -> Result<Stopped<Hooked>, Error>;
+        /// Maps what a plan needs.
+        ///
+        /// # Errors
+        /// Never: there is no such process.
+        fn map(&Plan, Duration) -> Result<Stopped<Mapped>, Error>;
+        /// Replaces pages.
+        ///
+        /// # Errors
+        /// Never: there is no such process.
+        fn replace(&Plan, &Mapped, Duration) -> Result<Stopped<Hooked>, Error>;
+        /// Writes words of the process's memory.
+        ///
+        /// # Errors
+        /// Never: there is no such process.
+        fn write_words(&[Word], Duration) -> Result<Stopped<bool>, Error>;
+        /// Removes what was found.
+        ///
+        /// # Errors
+        /// Never: there is no such process.
+        fn take_out(&FoundBlob, &Range<u64>, Duration) -> Result<Stopped<()>, Error>;
     }
 }
 
@@ -128,7 +107,7 @@ pub struct NotHeld;
 
 /// A process whose next exec is awaited.
 #[derive(Debug)]
-pub struct Exec(std::convert::Infallible);
+pub struct Exec(Infallible);
 
 impl Exec {
     /// Awaits the next exec of a process.
@@ -150,7 +129,7 @@ impl Exec {
 
 /// A process that waits at its entry point.
 #[derive(Debug)]
-pub struct Waiting(std::convert::Infallible);
+pub struct Waiting(Infallible);
 
 impl Waiting {
     /// Makes a process that has just called exec wait.
@@ -161,8 +140,10 @@ impl Waiting {
         Err(NotHeld)
     }
 
-    /// Whether the process waits at its entry point.
-    pub fn is_there(&self) -> bool {
-        match self.0 {}
+    never_called! {
+        /// Whether the process waits at its entry point.
+        fn is_there() -> bool;
+        /// Whether the process sleeps in a system call of its own.
+        fn sleeps_elsewhere() -> bool;
     }
 }

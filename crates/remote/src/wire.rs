@@ -1,35 +1,11 @@
-//! A stop as data: requests to the helper process that stops others, and its answers. Pure.
-
-use std::io;
-use std::time::Duration;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-/// A request, with the work to do. Descriptors of the process and of its memory come with it.
-#[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Request<W> {
-    pub(crate) pid: i32,
-    /// Start time of the process, as in `/proc/PID/stat`.
-    pub(crate) start: u64,
-    /// Addresses of code that makes a system call, and of code that leaves a signal handler.
-    pub(crate) system_call: u64,
-    pub(crate) restorer: u64,
-    pub(crate) restorer_code: Vec<u8>,
-    /// Its threads, and whether each has a seccomp filter.
-    pub(crate) filtered: Vec<(i32, bool)>,
-    /// Whether the process is left alone while a thread is in a call that would return a part of its work.
-    pub(crate) spares_calls: bool,
-    pub(crate) limit: Duration,
-    pub(crate) work: W,
-}
+//! How requests to the helper process that stops others, and its answers, are serialised. Pure.
 
 /// Serialises bytes as base64, which is little longer.
 pub(crate) mod base64_bytes {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD_NO_PAD;
     use serde::de::Error as _;
-
-    use super::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
         STANDARD_NO_PAD.encode(bytes).serialize(to)
@@ -42,7 +18,9 @@ pub(crate) mod base64_bytes {
 
 /// Serialises a kernel error as its number. An error without a number becomes an input/output error.
 pub(crate) mod os_error {
-    use super::{Deserialize as _, Deserializer, Serialize as _, Serializer, io};
+    use std::io;
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(error: &io::Error, to: S) -> Result<S::Ok, S::Error> {
         error.raw_os_error().unwrap_or(libc::EIO).serialize(to)
@@ -55,12 +33,13 @@ pub(crate) mod os_error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::io;
+    use std::time::Duration;
+
     use crate::error::{Error, Refusal};
     use crate::maps::Maps;
-    use crate::outcome::{FileId, Mapped};
     use crate::plan::{Data, Draft, Pages, Plan};
-    use crate::work::{Planned, Work};
+    use crate::work::{FileId, Mapped, Planned, Request, Work};
 
     #[test]
     fn a_request_arrives_as_it_was_sent() {

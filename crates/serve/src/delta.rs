@@ -140,15 +140,14 @@ pub fn difference(earlier: Option<&FinishedProfile>, later: &FinishedProfile, of
         let inuse = minus(&SampleSums::default(), &before.inuse);
         push(&mut profile.rows, row, process, Sums { inuse, ..Sums::default() });
     }
-    let counted_before = counts(earlier, &owners);
-    let lost_before = losses(earlier, &owners);
+    let known_before = counts_and_losses(earlier, &owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
-        let owner = owners.of(later, index);
-        let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or(NOTHING_COUNTED);
+        let before = known_before.get(&owners.of(later, index));
+        let (bytes, objects) = before.map_or(NOTHING_COUNTED, |(counted, _)| *counted);
         let since = |now: Option<u64>, before: Option<u64>| now.zip(before).map(|(now, it)| now.saturating_sub(it));
         process.exact_alloc_bytes = since(process.exact_alloc_bytes, bytes);
         process.exact_alloc_objects = since(process.exact_alloc_objects, objects);
-        let Some(before) = lost_before.get(&owner) else { continue };
+        let Some((_, before)) = before else { continue };
         process.losses.alloc = process.losses.alloc.without(&before.alloc);
         if of == Inuse::Change {
             // What the earlier profile missed looks like growth in the difference, and the other way round.
@@ -187,23 +186,17 @@ type Counted = (Option<u64>, Option<u64>);
 
 const NOTHING_COUNTED: Counted = (Some(0), Some(0));
 
-fn counts(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, Counted> {
-    let mut counts: HashMap<Owner, Counted> = HashMap::new();
+fn counts_and_losses(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, (Counted, Losses)> {
+    let mut known: HashMap<Owner, (Counted, Losses)> = HashMap::new();
     let sum = |sum: Option<u64>, more: Option<u64>| sum.zip(more).map(|(sum, more)| sum.saturating_add(more));
     for (index, process) in made.profile.processes.iter().enumerate() {
-        let (bytes, objects) = counts.entry(owners.of(made, index)).or_insert(NOTHING_COUNTED);
+        let nothing = (NOTHING_COUNTED, Losses::default());
+        let ((bytes, objects), losses) = known.entry(owners.of(made, index)).or_insert(nothing);
         *bytes = sum(*bytes, process.exact_alloc_bytes);
         *objects = sum(*objects, process.exact_alloc_objects);
+        losses.add(&process.losses);
     }
-    counts
-}
-
-fn losses(made: &FinishedProfile, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
-    let mut losses: HashMap<Owner, Losses> = HashMap::new();
-    for (index, process) in made.profile.processes.iter().enumerate() {
-        losses.entry(owners.of(made, index)).or_default().add(&process.losses);
-    }
-    losses
+    known
 }
 
 /// The sums of a row.
@@ -236,29 +229,17 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use heapbpf_profile::model::LossBound;
     use heapbpf_profile::testing;
 
     use super::*;
-
-    fn key(tgid: u32) -> ProcessKey {
-        ProcessKey { start_ns: 5, tgid, exec_id: 0 }
-    }
+    use crate::source::tests::{finished, key};
 
     fn made(profile: Profile, living: usize) -> FinishedProfile {
         let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
-        let (stats, recent) = Default::default();
-        FinishedProfile {
-            profile,
-            stats,
-            keys,
-            recent,
-            begun: Instant::now(),
-            cost: Duration::ZERO,
-            cpu: Duration::ZERO,
-        }
+        finished(profile, keys)
     }
 
     fn totals(profile: &Profile) -> (f64, f64) {

@@ -18,7 +18,6 @@ mod page;
 mod places;
 pub mod push;
 mod routes;
-mod server;
 mod services;
 mod source;
 pub mod tls;

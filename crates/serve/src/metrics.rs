@@ -7,15 +7,15 @@
 //! Memory that processes held when they ended is reported per program. One series for each process that ever ended
 //! would be unbounded.
 
+mod families;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::{Display, Write};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::UNIX_EPOCH;
 
 use heapbpf_access::filter::Filter;
 use heapbpf_profile::diff::growth::{Grown, growth_of_processes};
-use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::{LOST_PREFIX, Placement, Process, Profile, Resident, Row};
 use heapbpf_profile::process_pools::pools_of_processes;
@@ -25,7 +25,9 @@ use heapbpf_record::requests::FinishedProfile;
 use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 
-use super::push::PushStatus;
+use self::families::{Estimated, Family, escaped, number, single};
+use super::page::CONFIDENCE;
+use super::push::Counts;
 
 /// Maximum number of processes with their own series.
 pub const MOST_PROCESSES: usize = 500;
@@ -48,9 +50,6 @@ const SIZES: [(&str, &str, &str); 2] = [
     ("modules_open", "heapbpf_modules_open", "Of these files, those that heapbpf has open."),
 ];
 
-/// Confidence level of the bounds.
-const CONFIDENCE: f64 = 0.95;
-
 /// The server's counts of its own work.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
@@ -59,7 +58,7 @@ pub struct Serving {
     /// Answers refused because too many were in progress.
     pub refused: u64,
     /// Delivery status of pushed profiles.
-    pub push: Vec<PushStatus>,
+    pub push: Vec<(String, Counts)>,
     /// Functions that may leak, of all that the client may see: their labels, and their growth in bytes per second.
     pub suspects: Vec<(String, Estimate)>,
 }
@@ -94,53 +93,6 @@ pub struct Metrics {
     programs: HashSet<String>,
     totals: HashMap<&'static str, u64>,
     status: OwnStatus,
-}
-
-/// A metric family: a name, a type, a help text, and the lines.
-struct Family {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    lines: Vec<(String, String)>,
-}
-
-impl Family {
-    fn new(name: &'static str, kind: &'static str, help: &'static str) -> Self {
-        Self { name, kind, help, lines: Vec::new() }
-    }
-
-    fn add(&mut self, labels: &str, value: impl Display) {
-        self.lines.push((labels.to_owned(), value.to_string()));
-    }
-
-    fn write(&self, out: &mut String) {
-        if self.lines.is_empty() {
-            return;
-        }
-        let Self { name, kind, help, lines } = self;
-        // Writing to a string cannot fail.
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in lines {
-            let _ = writeln!(out, "{name}{labels} {value}");
-        }
-    }
-}
-
-/// The families of an estimate and of both ends of its interval.
-struct Estimated([Family; 3]);
-
-impl Estimated {
-    /// Creates gauges with these names and help texts.
-    fn new(families: [(&'static str, &'static str); 3]) -> Self {
-        Self(families.map(|(name, help)| Family::new(name, "gauge", help)))
-    }
-
-    fn add(&mut self, labels: &str, figure: &Estimate) {
-        let Self([estimate, low, high]) = self;
-        estimate.add(labels, number(figure.estimate));
-        figure.low.iter().for_each(|bound| low.add(labels, number(*bound)));
-        figure.high.iter().for_each(|bound| high.add(labels, number(*bound)));
-    }
 }
 
 /// Writes what processes without their own series have allocated (bytes and calls), and what they have in use if that
@@ -207,36 +159,21 @@ impl Metrics {
     fn processes(&mut self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let profile = &made.profile;
         let pools = pools_of_processes(profile);
-        let mut bytes = Family::new(
-            "heapbpf_process_alloc_bytes_total",
-            "counter",
-            "Bytes requested by a process, counted exactly.",
-        );
-        let mut calls =
-            Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
-        let mut inuse = Estimated::new([
-            ("heapbpf_process_inuse_bytes", "Bytes in use, estimated from samples."),
-            ("heapbpf_process_inuse_low_bytes", "Lower end of the 95 % interval of bytes in use."),
-            ("heapbpf_process_inuse_high_bytes", "Upper end of the 95 % interval of bytes in use."),
-        ]);
-        let mut resident = Estimated::new([
-            ("heapbpf_process_inuse_resident_bytes", "Of the bytes in use, those resident in memory."),
-            ("heapbpf_process_inuse_resident_low_bytes", "Lower end of the 95 % interval of these."),
-            ("heapbpf_process_inuse_resident_high_bytes", "Upper end of the 95 % interval of these."),
-        ]);
-        let mut objects =
-            Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
-        let mut since = Family::new(
-            "heapbpf_process_inuse_since_timestamp_seconds",
-            "gauge",
-            "Time since which blocks count as in use, if frees were not tracked before; Unix time.",
-        );
+        let help = "Bytes requested by a process, counted exactly.";
+        let mut bytes = Family::new("heapbpf_process_alloc_bytes_total", "counter", help);
+        let help = "Allocations of a process, counted exactly.";
+        let mut calls = Family::new("heapbpf_process_allocs_total", "counter", help);
+        let mut inuse = Estimated::new("heapbpf_process_inuse", "bytes", "Bytes in use, estimated from samples.");
+        let help = "Of the bytes in use, those resident in memory.";
+        let mut resident = Estimated::new("heapbpf_process_inuse_resident", "bytes", help);
+        let help = "Blocks in use, estimated from samples.";
+        let mut objects = Family::new("heapbpf_process_inuse_objects", "gauge", help);
+        let help = "Time since which blocks count as in use, if frees were not tracked before; Unix time.";
+        let mut since = Family::new("heapbpf_process_inuse_since_timestamp_seconds", "gauge", help);
         let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
-        let mut hooks = Family::new(
-            "heapbpf_process_hook",
-            "gauge",
-            "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
-        );
+        let help =
+            "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.";
+        let mut hooks = Family::new("heapbpf_process_hook", "gauge", help);
         let (mut other_bytes, mut other_calls, mut other_inuse, mut other_seen) = (0u64, 0u64, 0.0, false);
         let mut uncounted = 0u64;
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
@@ -285,14 +222,8 @@ impl Metrics {
 
     /// Writes how fast processes with their own series grow.
     fn growth(&self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
-        let mut growth = Estimated::new([
-            (
-                "heapbpf_process_growth_bytes_per_second",
-                "Growth of bytes in use of a process over the second half of the recording, estimated from samples.",
-            ),
-            ("heapbpf_process_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
-            ("heapbpf_process_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
-        ]);
+        let help = "Growth of bytes in use of a process over the second half of the recording, estimated from samples.";
+        let mut growth = Estimated::new("heapbpf_process_growth", "bytes_per_second", help);
         let grown = growth_of_processes(&made.profile, CONFIDENCE);
         for ((key, process), grown) in made.keys.iter().zip(&made.profile.processes).zip(grown) {
             let Some(Grown { per_second, .. }) = grown.filter(|_| self.slots.contains_key(key) && visible(process))
@@ -306,14 +237,8 @@ impl Metrics {
 
     /// Writes how fast leak suspects grow.
     fn suspects(suspects: &[(String, Estimate)], out: &mut String) {
-        let mut growth = Estimated::new([
-            (
-                "heapbpf_suspect_growth_bytes_per_second",
-                "Growth of bytes in use of a function that may leak, as of the last profile that was kept.",
-            ),
-            ("heapbpf_suspect_growth_low_bytes_per_second", "Lower end of the 95 % interval of this growth."),
-            ("heapbpf_suspect_growth_high_bytes_per_second", "Upper end of the 95 % interval of this growth."),
-        ]);
+        let help = "Growth of bytes in use of a function that may leak, as of the last profile that was kept.";
+        let mut growth = Estimated::new("heapbpf_suspect_growth", "bytes_per_second", help);
         let mut written = HashSet::new();
         for (labels, per_second) in suspects.iter().take(MOST_SUSPECTS) {
             // A name that was shortened may equal another one.
@@ -327,21 +252,16 @@ impl Metrics {
     /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was
     /// counted.
     fn resident(&self, made: &FinishedProfile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
-        let mut family = Family::new(
-            "heapbpf_process_resident_bytes",
-            "gauge",
-            "Resident memory of a process by use; the parts add up. Parts that are not known are absent.",
-        );
+        let help = "Resident memory of a process by use; the parts add up. Parts that are not known are absent.";
+        let mut family = Family::new("heapbpf_process_resident_bytes", "gauge", help);
         let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
-        let mut idle: Vec<&Process> = made.profile.idle.iter().filter(|process| visible(process)).collect();
-        idle.sort_by_key(|process| std::cmp::Reverse(process.resident.map_or(0, |it| it.total_bytes())));
+        let idle = made.profile.idle.iter().filter(|process| !process.ended && visible(process));
+        let mut idle: Vec<&Process> = idle.collect();
+        idle.sort_by_cached_key(|process| std::cmp::Reverse(process.resident.map_or(0, |it| it.total_bytes())));
         idle.truncate(MOST_PROCESSES.saturating_sub(self.slots.len()));
         let mut swapped = Family::new("heapbpf_process_swapped_bytes", "gauge", "Memory of a process in swap space.");
-        let mut covered = Family::new(
-            "heapbpf_process_memory_coverage",
-            "gauge",
-            "Share of a process's anonymous memory, without stacks, in heaps whose allocations are counted.",
-        );
+        let help = "Share of a process's anonymous memory, without stacks, in heaps whose allocations are counted.";
+        let mut covered = Family::new("heapbpf_process_memory_coverage", "gauge", help);
         let mut of_cgroups: BTreeMap<&str, u64> = BTreeMap::new();
         for process in with_series.map(|(_, process)| process).filter(|process| visible(process)).chain(idle) {
             let labels = labels(process);
@@ -355,11 +275,8 @@ impl Metrics {
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
             }
         }
-        let mut cgroups = Family::new(
-            "heapbpf_cgroup_memory_bytes",
-            "gauge",
-            "All memory that the kernel charges to a control group of these processes.",
-        );
+        let help = "All memory that the kernel charges to a control group of these processes.";
+        let mut cgroups = Family::new("heapbpf_cgroup_memory_bytes", "gauge", help);
         for (cgroup, bytes) in of_cgroups {
             cgroups.add(&format!("{{cgroup=\"{}\"}}", escaped(cgroup)), bytes);
         }
@@ -387,22 +304,12 @@ impl Metrics {
             let pool = if own { pools.entry(labels).or_default() } else { other.get_or_insert_default() };
             of_process.into_iter().for_each(|row| pool.add(row));
         }
-        let mut bytes = Estimated::new([
-            (
-                "heapbpf_at_exit_bytes",
-                "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
-            ),
-            ("heapbpf_at_exit_low_bytes", "Lower end of the 95 % interval of bytes held by processes when they ended."),
-            (
-                "heapbpf_at_exit_high_bytes",
-                "Upper end of the 95 % interval of bytes held by processes when they ended.",
-            ),
-        ]);
-        let mut objects = Family::new(
-            "heapbpf_at_exit_objects",
-            "gauge",
-            "Blocks that processes held when they ended, estimated from samples; all since the start, by program.",
-        );
+        let help =
+            "Bytes that processes held when they ended, estimated from samples; all since the start, by program.";
+        let mut bytes = Estimated::new("heapbpf_at_exit", "bytes", help);
+        let help =
+            "Blocks that processes held when they ended, estimated from samples; all since the start, by program.";
+        let mut objects = Family::new("heapbpf_at_exit_objects", "gauge", help);
         for (labels, pool) in &pools {
             bytes.add(labels, &pool.estimate(profile, Value::AtExitSpace, CONFIDENCE));
             objects.add(labels, number(pool.total(Value::AtExitObjects)));
@@ -490,36 +397,23 @@ impl Metrics {
     }
 }
 
-fn pushing(destinations: &[PushStatus], out: &mut String) {
-    type Get = fn(&PushStatus) -> u64;
+fn pushing(destinations: &[(String, Counts)], out: &mut String) {
+    type Get = fn(&Counts) -> u64;
     let families: [(_, _, _, Get); 6] = [
-        ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
-        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of space.", |status| {
-            status.counts.dropped
-        }),
-        ("heapbpf_push_rejected_total", "counter", "Profiles that the destination rejected.", |status| {
-            status.counts.rejected
-        }),
-        ("heapbpf_push_failures_total", "counter", "Attempts that failed.", |status| status.counts.failures),
-        ("heapbpf_push_waiting", "gauge", "Profiles waiting to be delivered.", |status| status.counts.waiting),
-        ("heapbpf_push_waiting_bytes", "gauge", "Bytes of profiles waiting to be delivered.", |status| {
-            status.counts.waiting_bytes
-        }),
+        ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |it| it.delivered),
+        ("heapbpf_push_dropped_total", "counter", "Profiles dropped for lack of space.", |it| it.dropped),
+        ("heapbpf_push_rejected_total", "counter", "Profiles that the destination rejected.", |it| it.rejected),
+        ("heapbpf_push_failures_total", "counter", "Attempts that failed.", |it| it.failures),
+        ("heapbpf_push_waiting", "gauge", "Profiles waiting to be delivered.", |it| it.waiting),
+        ("heapbpf_push_waiting_bytes", "gauge", "Bytes waiting to be delivered.", |it| it.waiting_bytes),
     ];
     for (name, kind, help, value) in families {
         let mut family = Family::new(name, kind, help);
-        for status in destinations {
-            family.add(&format!("{{destination=\"{}\"}}", escaped(&status.destination)), value(status));
+        for (destination, counts) in destinations {
+            family.add(&format!("{{destination=\"{}\"}}", escaped(destination)), value(counts));
         }
         family.write(out);
     }
-}
-
-/// Writes a metric with one value and no labels.
-fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'static str, value: impl Display) {
-    let mut family = Family::new(name, kind, help);
-    family.add("", value);
-    family.write(out);
 }
 
 fn labels(process: &Process) -> String {
@@ -546,16 +440,6 @@ fn common_labels(processes: &[&Process]) -> Option<String> {
     let mut placement = first.placement.clone();
     others.iter().for_each(|process| placement.keep_common(&process.placement));
     Some(format!("{{comm=\"{}\"{cgroup}{}}}", escaped(&first.comm), placement_labels(&placement)))
-}
-
-/// Escapes a label value: control characters as everywhere, then backslashes and quotes as the format requires.
-fn escaped(text: &str) -> String {
-    escape::escaped(text).replace('\\', "\\\\").replace('"', "\\\"")
-}
-
-/// A number without an exponent: the shortest text that reads back as the same value.
-fn number(value: f64) -> String {
-    if value == 0.0 { "0".into() } else { format!("{value}") }
 }
 
 /// `/proc/self/status`, opened before the server drops the right to open files.

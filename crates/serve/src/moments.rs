@@ -103,26 +103,16 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use heapbpf_profile::testing;
-    use heapbpf_record::recent::Recent;
-    use heapbpf_record::stats::Stats;
 
     use super::*;
+    use crate::source::tests::finished;
 
     fn shared(time_ms: u64, rows: usize) -> Arc<Shared> {
         let mut profile = testing::small();
         profile.header.time = UNIX_EPOCH + Duration::from_millis(time_ms);
         let row = profile.rows[0].clone();
         profile.rows = vec![row; rows];
-        let (stats, keys, begun, cost) = (Stats::default(), Vec::new(), Instant::now(), Duration::ZERO);
-        Arc::new(Shared::new(FinishedProfile {
-            profile,
-            stats,
-            keys,
-            recent: Recent::default(),
-            begun,
-            cost,
-            cpu: cost,
-        }))
+        Arc::new(Shared::new(finished(profile, Vec::new())))
     }
 
     #[test]

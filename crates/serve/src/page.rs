@@ -111,7 +111,7 @@ pub fn data(now: &Shared, moments: Vec<u64>, seen: &ClientView, layouts: &Layout
             daemon_cpu_seconds: stats.daemon_cpu_seconds,
             duration_seconds: profile.header.duration.as_secs_f64(),
         }),
-        formats: formats().map(|format| (format.name(), format.extensions()[0])).collect(),
+        formats: FORMATS.iter().map(|format| (format.name(), format.extensions()[0])).collect(),
         profile: data,
     };
     json(&answer)
@@ -208,11 +208,6 @@ pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result
     let mut gzip = BufWriter::with_capacity(AT_ONCE, GzEncoder::new(Vec::new(), COMPRESSION));
     write(&mut gzip)?;
     Ok(gzip.into_inner()?.finish()?.into())
-}
-
-/// The formats that a page offers.
-pub fn formats() -> impl Iterator<Item = &'static Format> {
-    FORMATS.iter()
 }
 
 /// Returns a profile as a file in a format.

@@ -1,34 +1,31 @@
-//! The HTTP endpoints, and the history that they answer from.
+//! The HTTP endpoints.
 
-use std::io::{ErrorKind, Read as _};
+mod encoders;
+mod remembering;
+
+use std::io::Read as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
 use heapbpf_access::filter::{Filter, shown};
 use heapbpf_access::parameters::{Parameters, ProfileFormat, taken};
 use heapbpf_access::tokens::Tokens;
-use heapbpf_host::clock::thread_cpu_time;
-use heapbpf_profile::GroupBy;
-use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
-use heapbpf_profile::model::{Process, Profile};
+use heapbpf_profile::formats::by_name;
+use heapbpf_profile::model::Process;
 use heapbpf_profile::page::{served_page, served_policy};
-use heapbpf_profile::report::{Growing, growing};
-use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle, Unanswered};
+use heapbpf_profile::report::Growing;
+use heapbpf_record::requests::{Detail, RecordingHandle};
 use heapbpf_statistics::estimate::Estimate;
 use http_body_util::Full;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
-use prost::Message as _;
-use tokio::task::JoinError;
-use tokio::time::timeout;
 
+use self::encoders::{encode, encode_difference, encoding, in_thread};
 use super::admission::{accepts_gzip, check_form, check_host};
-use super::delta::{Inuse, difference};
-use super::history::{self, History};
-use super::metrics::{self, MOST_SUSPECTS, Metrics, Serving};
+use super::history::History;
+use super::metrics::{self, Metrics, Serving};
 use super::moments::Moments;
 use super::page::{self, ClientView};
 use super::places::{Places, Slot};
@@ -40,15 +37,6 @@ const MOST_SCRAPES: usize = 256;
 /// Maximum number of differences in progress, shared in the same way. A difference that is waiting for its time to pass
 /// does not count as a scrape.
 const MOST_DIFFERENCES: usize = 128;
-/// The time between two samples of the history, and between two of its profiles, is at least this many times the CPU
-/// time of one.
-const SHARE: u32 = 1000;
-/// Maximum time between samples.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Minimum and maximum time between profiles that are kept when no page asks for any.
-const PROFILES: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
-/// Maximum time to wait for a profile that no page asks for. Names may take minutes, and clients wait meanwhile.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -153,16 +141,6 @@ impl Routes {
         }))
     }
 
-    /// Fills the history until the recording ends.
-    pub async fn remember(self) {
-        tokio::join!(self.0.remember_totals(), self.0.remember_profiles());
-    }
-
-    /// Adds the totals at the end of the recording to the history. Later runs know them.
-    pub fn remember_last(&self, last: &FinishedProfile) {
-        history::end(&self.0.history, last, LONGEST_PAUSE);
-    }
-
     /// Answers a request.
     pub async fn answer<B>(self, request: Request<B>) -> Answer {
         // Requests have no bodies.
@@ -225,9 +203,9 @@ impl ServerState {
         }
         let query = request.uri().query().unwrap_or("").as_bytes();
         let pairs: Vec<(String, String)> = form_urlencoded::parse(query).into_owned().collect();
-        match request.uri().path() {
-            "/" => Ok(index()),
-            "/healthz" => Ok(answer([(header::CONTENT_TYPE, PLAIN)], "ok\n")),
+        let answered = match request.uri().path() {
+            "/" => return Ok(index()),
+            "/healthz" => return Ok(answer([(header::CONTENT_TYPE, PLAIN)], "ok\n")),
             "/debug/pprof/heap" => self.profile(client, &pairs, INUSE_SPACE, false).await,
             "/debug/pprof/allocs" => self.profile(client, &pairs, ALLOC_SPACE, false).await,
             "/debug/pprof/delta_heap" => self.delta(client, pairs).await,
@@ -238,7 +216,9 @@ impl ServerState {
             "/page/kept" => self.compare(client, pairs, request.headers(), page::kept).await,
             "/page/export" => self.page_export(client, pairs).await,
             _ => Err(Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists all of them".into())),
-        }
+        };
+        self.answered.fetch_add(u64::from(answered.is_ok()), Ordering::Relaxed);
+        answered
     }
 
     /// Checks whether a client is admitted. Returns what it may see.
@@ -284,7 +264,7 @@ impl ServerState {
         let state = Arc::clone(self);
         let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts)?);
         let encoded = cell.get_or_try_init(|| encoding(&slot, data));
-        self.json(&slot, encoded.await?.clone(), headers).await
+        json(&slot, encoded.await?.clone(), headers).await
     }
 
     async fn page_export(&self, client: Client, mut pairs: Vec<(String, String)>) -> Result<Answer, Refusal> {
@@ -299,7 +279,6 @@ impl ServerState {
         let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen)).await;
         let made =
             made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
-        self.answered.fetch_add(1, Ordering::Relaxed);
         Ok(file(&format!("heapbpf{}", format.extensions()[0]), made.map_err(bad_request)?))
     }
 
@@ -307,60 +286,6 @@ impl ServerState {
     fn keep(&self, profile: &Held) {
         self.moments.keep(profile.kept());
         self.source.set_marks(self.moments.marks());
-    }
-
-    /// Adds totals to the history until the recording ends.
-    async fn remember_totals(&self) {
-        let mut pause = history::EVERY;
-        loop {
-            let begun = Instant::now();
-            match self.source.totals_unmeasured().await {
-                Ok(made) => {
-                    let cpu_before = thread_cpu_time();
-                    self.history.lock().unwrap_or_else(PoisonError::into_inner).add(&made, pause);
-                    let cost = made.cpu + thread_cpu_time().saturating_sub(cpu_before);
-                    pause = (cost * SHARE).clamp(history::EVERY, LONGEST_PAUSE);
-                }
-                Err(Unanswered::Ended) => return,
-                // The history has a gap there.
-                Err(Unanswered::Busy | Unanswered::Failed) => {}
-            }
-            tokio::time::sleep_until((begun + pause).into()).await;
-        }
-    }
-
-    /// Keeps profiles until the recording ends, also if no page asks for any.
-    async fn remember_profiles(&self) {
-        let mut pause = PROFILES[0];
-        loop {
-            let begun = Instant::now();
-            // No request waits for it, so it counts against the first token for a moment only, and is never refused.
-            match timeout(PATIENCE, self.source.second_profile(0, Detail::Stacks)).await {
-                Ok(Ok(profile)) => {
-                    self.keep(&profile);
-                    let (kept, cpu) = (profile.kept(), profile.made.cpu);
-                    drop(profile);
-                    pause = next_pause(pause, Some(cpu + self.suspect(kept).await));
-                }
-                Ok(Err(SourceError::Unanswered(Unanswered::Ended))) => return,
-                Ok(Err(SourceError::Unanswered(_) | SourceError::Busy)) => {}
-                Err(_) => pause = next_pause(pause, None),
-            }
-            tokio::time::sleep_until((begun + pause).into()).await;
-        }
-    }
-
-    /// Finds the leak suspects of a profile, and remembers them. Returns the CPU time that it took.
-    async fn suspect(&self, profile: Arc<Shared>) -> Duration {
-        let found = in_thread((), move || {
-            let cpu_before = thread_cpu_time();
-            let growing = growing(&profile.made.profile, page::CONFIDENCE, MOST_SUSPECTS).unwrap_or_default();
-            (profile, growing, thread_cpu_time().saturating_sub(cpu_before))
-        });
-        // If it panicked, the last ones stay.
-        let Ok((profile, growing, cpu)) = found.await else { return Duration::ZERO };
-        *self.suspects.lock().unwrap_or_else(PoisonError::into_inner) = Some((profile, growing));
-        cpu
     }
 
     /// The leak suspects of which a client sees all processes.
@@ -387,7 +312,7 @@ impl ServerState {
             past.profiles_ms = state.moments.times();
             page::compressed(&page::json(&past)?)
         });
-        self.json(&slot, encoded.await?, headers).await
+        json(&slot, encoded.await?, headers).await
     }
 
     async fn metrics(&self, Client { token, scope }: Client, pairs: &[(String, String)]) -> Result<Answer, Refusal> {
@@ -409,7 +334,6 @@ impl ServerState {
         let mut metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         let text = metrics.write(&shared.made, &filters, serving);
         drop(metrics);
-        self.answered.fetch_add(1, Ordering::Relaxed);
         Ok(answer([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
     }
 
@@ -426,7 +350,7 @@ impl ServerState {
         let slot = self.permit(client.token)?;
         let ([before, after], seen) = (self.moments_at(times)?, ClientView { scope: client.scope, filter });
         let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen)?)).await?;
-        self.json(&slot, encoded, headers).await
+        json(&slot, encoded, headers).await
     }
 
     /// The profiles of two moments.
@@ -445,31 +369,14 @@ impl ServerState {
         }
         let times = two_times(&mut pairs)?;
         let Parameters { filter, seconds, format } = Parameters::parse(&pairs).map_err(bad_request)?;
-        if seconds.is_some() || format == ProfileFormat::Json {
-            return Err(bad_request("from and to: seconds and format=json do not go together with them"));
+        if seconds.is_some() || format != ProfileFormat::Pprof {
+            return Err(bad_request("from and to cannot be combined with seconds, or with a format other than pprof"));
         }
         let slot = self.permit(client.token)?;
         let [before, after] = self.moments_at(times)?;
         let wanted = EncodingKey { scope: client.scope, filter, first: INUSE_SPACE, format };
         let bytes = encoding(&slot, move || encode_difference(&before.made, &after.made, &wanted)).await?;
-        self.answered.fetch_add(1, Ordering::Relaxed);
         Ok(file("heap.pb.gz", bytes))
-    }
-
-    /// An answer from compressed JSON, decompressed for clients that do not accept gzip.
-    async fn json(&self, slot: &Slot, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
-        let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
-        self.answered.fetch_add(1, Ordering::Relaxed);
-        let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-        if accepts_gzip(accepted) {
-            return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
-        }
-        let plain = encoding(slot, move || {
-            let mut plain = Vec::new();
-            GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
-            Ok(plain.into())
-        });
-        Ok(answer([kind, store], plain.await?))
     }
 
     fn permit(&self, token: usize) -> Result<Slot, Refusal> {
@@ -494,7 +401,11 @@ impl ServerState {
         if needs_seconds && seconds.is_none() {
             return Err(bad_request("seconds is required: ?seconds=10, for example"));
         }
-        let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
+        let detail = match format {
+            ProfileFormat::Pprof => Detail::Stacks,
+            ProfileFormat::Json => Detail::Lifetimes,
+            ProfileFormat::Totals => Detail::Totals,
+        };
         let wanted = EncodingKey { scope, filter, first, format };
         let permit = self.permit(token)?;
         let (earlier, slot) = match seconds {
@@ -524,73 +435,27 @@ impl ServerState {
                 encoded.await?.clone()
             }
         };
-        self.answered.fetch_add(1, Ordering::Relaxed);
         let name = match format {
             ProfileFormat::Pprof => "heap.pb.gz",
-            ProfileFormat::Json => "heap.json.gz",
+            ProfileFormat::Json | ProfileFormat::Totals => "heap.json.gz",
         };
         Ok(file(name, bytes))
     }
 }
 
-/// The time between profiles after one that took this much CPU time; `None`: it was not ready in time, so what it takes
-/// is not known.
-fn next_pause(pause: Duration, cpu: Option<Duration>) -> Duration {
-    let [shortest, longest] = PROFILES;
-    cpu.map_or(pause * 2, |cpu| cpu * SHARE).clamp(shortest, longest)
-}
-
-/// Runs a function where it does not delay other answers. `held` is dropped when it has ended: if the client hangs up, it
-/// cannot be stopped, and must not run beside more than it is counted with.
-async fn in_thread<T: Send + 'static>(
-    held: impl Send + 'static,
-    run: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, JoinError> {
-    tokio::task::spawn_blocking(move || {
-        let _held = held;
-        run()
-    })
-    .await
-}
-
-/// Runs an encoder for the request that holds a slot.
-async fn encoding(
-    slot: &Slot,
-    encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static,
-) -> Result<Bytes, Refusal> {
-    let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
-    match in_thread(Arc::clone(slot), encode).await {
-        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Err(Refusal(StatusCode::NOT_FOUND, error.to_string())),
-        Ok(encoded) => encoded.map_err(|error| failed(format!("the profile could not be encoded: {error}"))),
-        Err(_) => Err(failed("the profile could not be encoded".into())),
+/// An answer from compressed JSON, decompressed for clients that do not accept gzip.
+async fn json(slot: &Slot, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
+    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    if accepts_gzip(accepted) {
+        return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
     }
-}
-
-/// Encodes the difference between two profiles, compressed.
-fn encode_difference(
-    earlier: &FinishedProfile,
-    later: &FinishedProfile,
-    wanted: &EncodingKey,
-) -> std::io::Result<Bytes> {
-    let difference = difference(Some(earlier), later, Inuse::Change);
-    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted)
-}
-
-/// Encodes a profile, compressed.
-fn encode(profile: &Profile, wanted: &EncodingKey) -> std::io::Result<Bytes> {
-    if wanted.format == ProfileFormat::Json {
-        // Each process has its own stacks.
-        let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
-        let format = by_name("json").map_err(std::io::Error::other)?;
-        return page::compressed_while_written(|gzip| {
-            format.write(profile, &options, gzip).map_err(std::io::Error::other)
-        });
-    }
-    let mut message = encode_pprof(profile);
-    if let Some(id) = message.string_table.iter().position(|text| text == wanted.first) {
-        message.default_sample_type = id as i64;
-    }
-    page::compressed(&message.encode_to_vec())
+    let plain = encoding(slot, move || {
+        let mut plain = Vec::new();
+        GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
+        Ok(plain.into())
+    });
+    Ok(answer([kind, store], plain.await?))
 }
 
 #[cfg(test)]

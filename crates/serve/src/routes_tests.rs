@@ -4,15 +4,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use heapbpf_profile::testing;
-use heapbpf_record::recent::Recent;
-use heapbpf_record::requests::FinishedProfile;
-use heapbpf_record::stats::Stats;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
 use super::super::connections;
 use super::*;
+use crate::source::tests::finished;
 
 const EVERYTHING: &str = "0123456789abcdef";
 const OWN_PART: &str = "fedcba9876543210";
@@ -22,17 +20,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     let (recording, mut requests) = RecordingHandle::new();
     tokio::spawn(async move {
         while let Some(request) = requests.recv().await {
-            let (begun, profile) = (Instant::now(), testing::small());
-            let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-            let _ = request.reply.send(Ok(FinishedProfile {
-                profile,
-                stats,
-                keys,
-                recent: Recent::default(),
-                begun,
-                cost,
-                cpu: cost,
-            }));
+            let _ = request.reply.send(Ok(finished(testing::small(), Vec::new())));
         }
     });
     let tokens = Tokens::parse(&format!("{EVERYTHING}\n{OWN_PART} comm=server\n")).unwrap();
@@ -83,7 +71,13 @@ async fn a_token_that_takes_all_its_places_leaves_the_others_theirs() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{refused:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    for path in ["/debug/pprof/heap", "/debug/pprof/heap?seconds=1", "/debug/pprof/delta_heap?seconds=1", "/metrics"] {
+    for path in [
+        "/debug/pprof/heap",
+        "/debug/pprof/heap?seconds=1",
+        "/debug/pprof/heap?format=totals",
+        "/debug/pprof/delta_heap?seconds=1",
+        "/metrics",
+    ] {
         let head = ask(address, EVERYTHING, path).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{path}: {head}");
     }
@@ -134,14 +128,4 @@ async fn who_asks_for_what_is_not_there_is_told() {
         assert!(answer.contains("content-type: text/plain; charset=utf-8") && answer.contains("content-length: "));
         assert_eq!(answer.ends_with("\r\n\r\n"), method == "HEAD", "{answer}");
     }
-}
-
-#[test]
-fn profiles_that_are_not_made_in_time_are_made_less_often() {
-    let [shortest, longest] = PROFILES;
-    let late = |pause: &Duration| Some(next_pause(*pause, None));
-    let pauses: Vec<u64> = std::iter::successors(Some(shortest), late).take(6).map(|pause| pause.as_secs()).collect();
-    assert_eq!(pauses, [60, 120, 240, 480, 600, 600]);
-    assert_eq!(next_pause(longest, Some(Duration::from_millis(90))), Duration::from_secs(90));
-    assert_eq!(next_pause(longest, Some(Duration::ZERO)), shortest);
 }

@@ -1,11 +1,24 @@
 //! The services of a recording: an HTTP server, senders, both, or none.
 
-use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use heapbpf_host::privileges::restrict_server;
+use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
+use tokio::sync::oneshot;
+
+use super::connections;
 use super::history::KeptHistory;
 use super::listen::Listen;
-use super::push::{PushPlan, Pusher};
-use super::server::Server;
+use super::push::{PushPlan, PushStatuses, Pusher};
+use super::routes::Routes;
+
+/// Number of threads of the server that encode profiles.
+const ENCODERS: usize = 2;
+
+/// How long answers in progress may continue after the recording ends.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Where profiles are served and pushed during a recording.
 #[derive(Debug, Default)]
@@ -45,13 +58,14 @@ impl Services {
 
     /// Returns the server's URL, if there is one.
     pub fn url(&self) -> Option<String> {
-        self.server.as_ref().map(Server::url)
+        let scheme = |server: &Server| if server.is_tls { "https" } else { "http" };
+        self.server.as_ref().map(|server| format!("{}://{}", scheme(server), server.address))
     }
 
     /// Stops answering requests, because the recording is over. `last`: its last profile, whose totals later runs know.
     pub fn stop_answering(&mut self, last: &FinishedProfile) {
         if let Some(server) = self.server.take() {
-            server.finish(last);
+            server.routes.remember_last(last);
         }
     }
 
@@ -59,6 +73,52 @@ impl Services {
     pub fn finish(self, last: FinishedProfile) {
         if let Some(pusher) = self.pusher {
             pusher.finish(last);
+        }
+    }
+}
+
+/// The HTTP server, with its own thread and runtime. Dropping it stops it.
+struct Server {
+    address: SocketAddr,
+    is_tls: bool,
+    routes: Routes,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the server. `kept`: the history of earlier runs, to continue.
+    ///
+    /// # Errors
+    /// The system provides no thread or no event queue.
+    fn start(
+        listen: Listen,
+        recording: RecordingHandle,
+        push: PushStatuses,
+        kept: Option<KeptHistory>,
+    ) -> std::io::Result<Self> {
+        let history = kept.map(KeptHistory::start).transpose()?.unwrap_or_default();
+        let (address, is_tls) = (listen.address, listen.tls.is_some());
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
+        let routes = Routes::new(recording, listen.tokens, push, history);
+        let own_routes = routes.clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
+            restrict_server();
+            runtime.spawn(own_routes.clone().remember());
+            runtime.block_on(connections::serve(listen.socket, listen.tls, own_routes, stopped));
+            runtime.shutdown_timeout(GRACE_PERIOD);
+        })?;
+        Ok(Self { address, is_tls, routes, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

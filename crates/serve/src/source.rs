@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::ProfileFormat;
-use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle, Unanswered};
+use heapbpf_record::requests::{Detail, FinishedProfile, Often, RecordingHandle, Unanswered};
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::places::places_of_each;
@@ -120,9 +120,8 @@ struct Last {
 /// The source of profiles for answers.
 pub struct Source {
     recording: RecordingHandle,
-    totals: AsyncMutex<Last>,
-    stacks: AsyncMutex<Last>,
-    lifetimes: AsyncMutex<Last>,
+    /// The last profile of each detail.
+    last: [AsyncMutex<Last>; 3],
     charges: Mutex<Vec<Charge>>,
     /// Moments that divide what is in use by allocation time, in profiles with stacks.
     marks: Mutex<Vec<Duration>>,
@@ -135,9 +134,7 @@ impl Source {
     pub fn new(recording: RecordingHandle, tokens: usize) -> Self {
         Self {
             recording,
-            totals: AsyncMutex::default(),
-            stacks: AsyncMutex::default(),
-            lifetimes: AsyncMutex::default(),
+            last: Default::default(),
             charges: Mutex::default(),
             marks: Mutex::default(),
             most_held: places_of_each(MOST_HELD, tokens).max(LEAST_HELD),
@@ -155,7 +152,7 @@ impl Source {
     /// # Errors
     /// See [`Unanswered`].
     pub async fn totals_unmeasured(&self) -> Result<FinishedProfile, Unanswered> {
-        self.recording.totals_unmeasured().await
+        self.recording.profile(Detail::Totals, Vec::new(), Some(Often::default())).await
     }
 
     /// Returns a profile of some moment between the call and its return, for the bearer of a token.
@@ -163,7 +160,7 @@ impl Source {
     /// # Errors
     /// See [`SourceError`].
     pub async fn profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
-        self.profile_if(detail, token, |held| held < self.most_held).await
+        self.profile_within(token, detail, self.most_held).await
     }
 
     /// Does the same for a request that has waited for this profile. It is never refused.
@@ -171,34 +168,22 @@ impl Source {
     /// # Errors
     /// See [`SourceError`].
     pub async fn second_profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
-        self.profile_if(detail, token, |_| true).await
+        self.profile_within(token, detail, usize::MAX).await
     }
 
-    /// `may_hold`: whether a token that holds this many other profiles with stacks may hold one more.
-    async fn profile_if(
-        &self,
-        detail: Detail,
-        token: usize,
-        may_hold: impl Fn(usize) -> bool,
-    ) -> Result<Held, SourceError> {
+    /// `most_held`: maximum number of different profiles with stacks that requests with the token may hold, with this
+    /// one.
+    async fn profile_within(&self, token: usize, detail: Detail, most_held: usize) -> Result<Held, SourceError> {
         let asked = Instant::now();
-        let last = match detail {
-            Detail::Totals => &self.totals,
-            Detail::Stacks => &self.stacks,
-            Detail::Lifetimes => &self.lifetimes,
-        };
         // Totals are small, so they are not limited.
-        let may_hold = |held: usize| detail == Detail::Totals || may_hold(held);
-        let mut last = last.lock().await;
-        if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
-            return if may_hold(self.held_by(token, Some(shared))) {
-                Ok(self.charged(token, detail, shared))
-            } else {
-                Err(SourceError::Busy)
-            };
-        }
-        if !may_hold(self.held_by(token, None)) {
+        let most_held = if detail == Detail::Totals { usize::MAX } else { most_held };
+        let mut last = self.last[detail as usize].lock().await;
+        let made = last.shared.clone().filter(|shared| shared.made.begun >= asked);
+        if self.held_by(token, made.as_ref()) >= most_held {
             return Err(SourceError::Busy);
+        }
+        if let Some(shared) = made {
+            return Ok(self.charged(token, detail, &shared));
         }
         // Drop the old profile first. Clients that still need it hold a reference.
         last.shared = None;
@@ -207,13 +192,11 @@ impl Source {
         }
         // If the client leaves before the answer, the snapshot is taken all the same.
         last.not_before = Some(Instant::now() + PAUSE_AFTER_ABANDONED);
-        let made = match detail {
-            Detail::Stacks => {
-                let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                self.recording.profile_by_marks(detail, marks).await
-            }
-            Detail::Totals | Detail::Lifetimes => self.recording.profile(detail).await,
+        let marks = match detail {
+            Detail::Stacks => self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Detail::Totals | Detail::Lifetimes => Vec::new(),
         };
+        let made = self.recording.profile(detail, marks, None).await;
         last.not_before = None;
         let made = made?;
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
@@ -243,14 +226,27 @@ impl Source {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use heapbpf_profile::model::Profile;
     use heapbpf_profile::testing;
     use heapbpf_record::recent::Recent;
     use heapbpf_record::stats::Stats;
+    use sampler_ebpf::abi::ProcessKey;
 
     use super::*;
+
+    /// A profile as a recording hands it over, and the generations of its processes.
+    pub(crate) fn finished(profile: Profile, keys: Vec<ProcessKey>) -> FinishedProfile {
+        let (stats, recent, begun, cost) = (Stats::default(), Recent::default(), Instant::now(), Duration::ZERO);
+        FinishedProfile { profile, stats, keys, recent, begun, cost, cpu: cost }
+    }
+
+    /// The only generation of a process.
+    pub(crate) fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 5, tgid, exec_id: 0 }
+    }
 
     /// A recording that answers after a delay and counts the requests.
     fn recording(delay: Duration) -> (RecordingHandle, Arc<AtomicUsize>) {
@@ -262,11 +258,8 @@ mod tests {
                 counted.fetch_add(1, Ordering::Relaxed);
                 let begun = Instant::now();
                 tokio::time::sleep(delay).await;
-                let profile = testing::small();
-                let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-                let recent = Recent::default();
-                let _ =
-                    request.reply.send(Ok(FinishedProfile { profile, stats, keys, recent, begun, cost, cpu: cost }));
+                let made = FinishedProfile { begun, ..finished(testing::small(), Vec::new()) };
+                let _ = request.reply.send(Ok(made));
             }
         });
         (recording, count)

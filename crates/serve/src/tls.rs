@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio_rustls::TlsAcceptor;
@@ -24,39 +24,16 @@ pub struct TlsFiles<'a> {
     pub key: &'a Path,
 }
 
-/// Why a certificate or its key cannot be used. No message contains any part of a key.
+/// Why a certificate or its key cannot be used. The message contains no part of a key.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// It cannot be read.
-    #[error("cannot read the {what} file {path}: {source}")]
-    Read {
-        /// Certificate or key.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// Its content or its permissions are wrong.
-    #[error("the {what} file {path} {reason}")]
-    Unfit {
-        /// Certificate or key.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// They do not match, or cannot be used.
-    #[error("the key in {key} and the certificate in {certificates} cannot be used together: {reason}")]
-    Pair {
-        /// The file with the certificate.
-        certificates: PathBuf,
-        /// The file with the key.
-        key: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+#[error("{0}")]
+pub struct TlsError(String);
+
+impl TlsError {
+    /// The content or the permissions of a file are wrong.
+    fn unfit(what: &str, path: &Path, reason: &str) -> Self {
+        Self(format!("the {what} file {} {reason}", path.display()))
+    }
 }
 
 /// Reads both files.
@@ -65,23 +42,23 @@ pub enum TlsError {
 /// See [`TlsError`].
 pub(super) fn acceptor(files: TlsFiles<'_>) -> Result<TlsAcceptor, TlsError> {
     let text = read("certificate", files.certificates, 0)?;
-    let unfit = |what, path: &Path, reason: String| TlsError::Unfit { what, path: path.into(), reason };
-    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&text)
-        .collect::<Result<_, _>>()
-        .map_err(|error| unfit("certificate", files.certificates, format!("is not PEM: {}", said(&error))))?;
+    let certificates: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|error| {
+            TlsError::unfit("certificate", files.certificates, &format!("is not PEM: {}", said(&error)))
+        })?;
     if certificates.is_empty() {
-        let reason = "has no certificate (-----BEGIN CERTIFICATE-----)".into();
-        return Err(unfit("certificate", files.certificates, reason));
+        let reason = "has no certificate (-----BEGIN CERTIFICATE-----)";
+        return Err(TlsError::unfit("certificate", files.certificates, reason));
     }
     let text = read("key", files.key, 0o027)?;
-    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| unfit("key", files.key, said(&error)))?;
-    let pair = |error: rustls::Error| TlsError::Pair {
-        certificates: files.certificates.into(),
-        key: files.key.into(),
-        reason: match error {
+    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| TlsError::unfit("key", files.key, &said(&error)))?;
+    let pair = |error: rustls::Error| {
+        let reason = match error {
             rustls::Error::InconsistentKeys(_) => "the key belongs to another certificate".into(),
             other => other.to_string(),
-        },
+        };
+        let (key, certificates) = (files.key.display(), files.certificates.display());
+        TlsError(format!("the key in {key} and the certificate in {certificates} cannot be used together: {reason}"))
     };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -99,25 +76,22 @@ fn said(error: &pem::Error) -> String {
 }
 
 /// Reads a regular file that has none of the `forbidden` permissions.
-fn read(what: &'static str, path: &Path, forbidden: u32) -> Result<Vec<u8>, TlsError> {
-    let failed = |source| TlsError::Read { what, path: path.into(), source };
-    let unfit = |reason: String| Err(TlsError::Unfit { what, path: path.into(), reason });
+fn read(what: &str, path: &Path, forbidden: u32) -> Result<Vec<u8>, TlsError> {
+    let failed = |error: io::Error| TlsError(format!("cannot read the {what} file {}: {error}", path.display()));
+    let unfit = |reason: &str| Err(TlsError::unfit(what, path, reason));
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return unfit("is not a file".into());
+        return unfit("is not a file");
     }
     if metadata.mode() & forbidden != 0 {
-        let path = path.display();
-        return unfit(format!(
-            "can be read or written by others (mode {:03o}): chmod 600 {path}",
-            metadata.mode() & 0o777
-        ));
+        let (mode, path) = (metadata.mode() & 0o777, path.display());
+        return unfit(&format!("can be read or written by others (mode {mode:03o}): chmod 600 {path}"));
     }
     let mut bytes = Vec::new();
     file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > LARGEST_FILE {
-        return unfit("is larger than 1 MiB".into());
+        return unfit("is larger than 1 MiB");
     }
     Ok(bytes)
 }

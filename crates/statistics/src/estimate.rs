@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 
-use super::estimators::{self, Estimator};
+pub use super::interval::Part;
 use super::interval::{self, Interval, Sampled};
-pub use super::part::Part;
 use super::weight::trials_of_weight;
 use crate::criterion::Criterion;
 
@@ -118,23 +117,6 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
         whole.high += ends.high;
     }
     Ok(whole)
-}
-
-/// Estimates bytes with another estimator, with that estimator's interval or the reason why it has none. Trials must be
-/// bytes.
-///
-/// [`bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the
-/// result of [`estimators::bytes_of_sums`] and its [`bytes`](crate::sums::SampleSums::bytes).
-pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Estimate {
-    let figure = |part: &Part<'_>| part.sums.bytes + part.sums.bytes_correction;
-    let total = parts.iter().map(figure).sum::<f64>() + 0.0;
-    Estimate::combine(
-        total,
-        parts.iter().map(|part| {
-            let figure = figure(part);
-            (figure, estimators::interval_of_sums(part, figure, estimator, confidence))
-        }),
-    )
 }
 
 /// Estimates the number of allocations: the unbiased total of all parts.
@@ -396,10 +378,6 @@ mod tests {
             guaranteed_bytes(&[Part::new(interval, sums)], Criterion::Bytes, 0.95).map(|ends| (ends.low, ends.high))
         };
         assert_eq!((of(&all, 1), of(&some, 1_000)), (Ok((6_528.0, 6_528.0)), Err(NO_OFFSETS)));
-        for estimator in [Estimator::Offset, Estimator::CountOfSuccesses] {
-            assert_eq!(estimators::bytes_of_sums(&some, 1_000, estimator, || 0), Err(NO_OFFSETS), "{estimator:?}");
-            assert_eq!(bytes_by(estimator, &[Part::new(1_000, &some)], 0.95).reason, Some(NO_OFFSETS), "{estimator:?}");
-        }
     }
 
     /// Sums of samples with these sizes and numbers of trials.
@@ -451,22 +429,5 @@ mod tests {
         assert_eq!(of(&[]).reason, Some(UNSEEN_NOT_BOUNDED));
         let all = of(&[1.0, 1.0]);
         assert_eq!((all.estimate, ends(all)), (2.0, (2.0, 2.0)));
-    }
-
-    #[test]
-    fn other_estimators_have_their_own_figure_and_interval() {
-        let mut sums = SampleSums::default();
-        [(400, 17), (900, 800), (20, 19)].iter().for_each(|&(size, offset)| sums.record(size, size, offset, 1_000));
-        let usual = bytes(&[Part::new(1_000, &sums)], Criterion::Bytes, 0.95);
-        assert_eq!(bytes_by(Estimator::HorvitzThompson, &[Part::new(1_000, &sums)], 0.95), usual);
-        let offset = estimators::bytes_of_sums(&sums, 1_000, Estimator::Offset, || 0).expect("a figure");
-        sums.bytes_correction = offset - sums.bytes;
-        let found = bytes_by(Estimator::Offset, &[Part::new(1_000, &sums)], 0.95);
-        // s (R − 1) + Σ (size − offset)
-        assert!((found.estimate - (3.0 * 999.0 + 383.0 + 100.0 + 1.0)).abs() < 1e-9);
-        assert!(ends(found).0 < found.estimate && found.estimate < ends(found).1);
-        let biased = bytes_by(Estimator::SizeOverInterval, &[Part::new(1_000, &sums)], 0.95);
-        assert_eq!((biased.low, biased.reason), (None, Some(estimators::BIASED)));
-        assert_eq!(bytes_by(Estimator::Offset, &[], 0.95).reason, Some(NO_INTERVAL_KNOWN));
     }
 }

@@ -32,7 +32,7 @@ pub struct SampleSums {
     pub smallest_bytes: u64,
     /// Largest sampled size in bytes.
     pub largest_bytes: u64,
-    /// What calibration or another estimator adds to T. Intervals do not include it.
+    /// What calibration adds to T. Intervals do not include it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_correction: f64,
     /// What calibration adds to C. Intervals do not include it.

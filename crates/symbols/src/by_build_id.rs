@@ -58,7 +58,7 @@ impl<'a> ByBuildId<'a> {
         }
         let mut refusal = String::new();
         if let Some(debuginfod) = self.debuginfod.as_ref().filter(|_| path.is_absolute()) {
-            match debuginfod.find(build_id) {
+            match debuginfod.lock().find(build_id) {
                 Ok(file) => return Ok(Arc::new(file)),
                 Err(why) => refusal = format!("; {why}"),
             }

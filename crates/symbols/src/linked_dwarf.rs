@@ -221,7 +221,7 @@ fn shared(link: &AltLink, places: &Places) -> Option<DebugFile> {
     let is_it = |file: &DebugFile| heapbpf_elf::build_id::of(&file.file).as_deref() == Some(&*link.build_id);
     let found = open_first(places, names, is_it);
     found.or_else(|| {
-        let file = places.debuginfod?.find(&link.build_id).ok()?;
+        let file = places.debuginfod?.lock().find(&link.build_id).ok()?;
         debug_files::check(link.path.clone(), file, false)
     })
 }

@@ -115,7 +115,7 @@ impl PerfMap {
             }
             if line.last() != Some(&b'\n') {
                 // The line is too long, or it is the last one and still being written.
-                skip_line(&mut lines)?;
+                lines.skip_until(b'\n')?;
             }
             let text = String::from_utf8_lossy(line.trim_ascii_end());
             let Some((start, end, name)) = parse_line(&text, limits.name_bytes) else {
@@ -183,21 +183,6 @@ fn path_of(namespace_pid: u32) -> String {
     format!("/tmp/perf-{namespace_pid}.map")
 }
 
-fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
-    loop {
-        let available = lines.fill_buf()?;
-        if available.is_empty() {
-            return Ok(());
-        }
-        let end = available.iter().position(|byte| *byte == b'\n');
-        let used = end.map_or(available.len(), |at| at + 1);
-        lines.consume(used);
-        if end.is_some() {
-            return Ok(());
-        }
-    }
-}
-
 fn parse_line(line: &str, name_bytes: usize) -> Option<(u64, u64, &str)> {
     let mut fields = line.splitn(3, ' ');
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
@@ -207,8 +192,7 @@ fn parse_line(line: &str, name_bytes: usize) -> Option<(u64, u64, &str)> {
     if size == 0 || name.is_empty() {
         return None;
     }
-    let cut = (0..=name_bytes.min(name.len())).rev().find(|at| name.is_char_boundary(*at))?;
-    Some((start, end, &name[..cut]))
+    Some((start, end, &name[..name.floor_char_boundary(name_bytes)]))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
-use heapbpf_elf::{Elf, debugdata};
+use heapbpf_elf::{Elf, unpack_debugdata};
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::own_memory::give_memory_back;
@@ -92,7 +92,7 @@ impl Symbolizer {
     /// Creates a symbolizer that reports the progress of each batch to `progress`.
     pub fn reporting_to(options: Options, progress: Arc<Progress>) -> Self {
         if let Some(debuginfod) = &options.debuginfod {
-            debuginfod.report_to(Arc::clone(&progress));
+            debuginfod.lock().report_to(Arc::clone(&progress));
         }
         Self {
             options,
@@ -135,7 +135,7 @@ impl Symbolizer {
         }
         self.progress.begin(wanted.values().map(Vec::len).sum());
         if let Some(debuginfod) = &self.options.debuginfod {
-            debuginfod.begin_batch();
+            debuginfod.lock().begin_batch();
         }
         for (module, offsets) in wanted {
             let found = self.symbolize_module(modules, module, &offsets);
@@ -343,7 +343,8 @@ impl Symbolizer {
 
     /// Asks debuginfod servers for a module's debug file. Returns `None` if there are no servers or it has no build ID.
     fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
-        let found = self.options.debuginfod.as_ref()?.find(build_id?);
+        let (debuginfod, build_id) = (self.options.debuginfod.as_ref()?, build_id?);
+        let found = debuginfod.lock().find(build_id);
         let name = || format!("{path} (from debuginfod)").into();
         Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "not an ELF file".into())))
     }
@@ -535,7 +536,7 @@ impl Symbolizer {
 /// same addresses as the file itself.
 fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)> {
     let packed = elf.section(".gnu_debugdata")?.read(image, MAX_PACKED_BYTES).ok()?;
-    let mini = debugdata::unpack(&packed)?;
+    let mini = unpack_debugdata(&packed)?;
     let elf = Elf::read(&mini).ok()?;
     Some((mini, elf))
 }

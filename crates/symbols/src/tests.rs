@@ -93,6 +93,13 @@ pub(super) fn compile(dir: &Path) -> Option<PathBuf> {
     run("cc", &[&arguments[..], &paths[..]].concat()).then_some(library)
 }
 
+/// The same in a temporary directory.
+fn compiled() -> Option<(tempfile::TempDir, PathBuf)> {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let library = compile(dir.path())?;
+    Some((dir, library))
+}
+
 /// File offset of a symbol's first instruction, by `nm`.
 pub(super) fn offset_of(library: &Path, name: &str) -> u64 {
     let listing = Command::new("nm").arg(library).output().expect("binutils come with cc");
@@ -119,8 +126,7 @@ pub(super) fn no_debug_files() -> Options {
 
 #[test]
 fn inlined_calls_files_and_lines() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     let (start, mut seen) = (offset_of(&library, "outer"), None);
     // Find the instruction that carries the store of the innermost function.
     for offset in start..start + 32 {
@@ -138,8 +144,7 @@ fn inlined_calls_files_and_lines() {
 
 #[test]
 fn progress_is_reported() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
     let mut symbolizer = Symbolizer::reporting_to(no_debug_files(), Arc::clone(&progress));
     assert_eq!(progress.get(), (0, 0));
@@ -152,8 +157,7 @@ fn progress_is_reported() {
 
 #[test]
 fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(Options { max_debug_bytes: 10, ..no_debug_files() });
     symbolizer.symbolize(&mut One::file(&library), [(MODULE, offset)]);
@@ -165,8 +169,7 @@ fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
 /// Its time is over before anything was read.
 #[test]
 fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     let offset = offset_of(&library, "outer");
     let mut symbolizer = Symbolizer::new(no_debug_files());
     symbolizer.least_time = Duration::ZERO;
@@ -179,8 +182,7 @@ fn debug_information_that_takes_too_long_is_not_used_and_that_is_noted() {
 
 #[test]
 fn debug_files_by_build_id_and_by_link() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((dir, library)) = compiled() else { return };
     let hidden = offset_of(&library, "hidden");
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let debug = dir.path().join("libnames.so.debug");
@@ -277,8 +279,7 @@ fn vdso_has_names() {
 /// On a host where programs come and go, modules without names do not accumulate.
 #[test]
 fn what_is_said_of_modules_goes_with_the_cache() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     if !run("strip", &[library.to_str().expect("UTF-8")]) {
         return skipped("there is no program strip");
     }
@@ -296,8 +297,7 @@ fn what_is_said_of_modules_goes_with_the_cache() {
 /// With mutated debug information, symbols and headers, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((_dir, library)) = compiled() else { return };
     let offsets: Vec<u64> = ["outer", "hidden", "calls_hidden"].iter().map(|name| offset_of(&library, name)).collect();
     let pristine = std::fs::read(&library).expect("readable");
     let elf = Elf::read(&pristine).expect("ELF");
@@ -336,8 +336,7 @@ fn mutated_modules_give_names_or_reasons() {
 
 #[test]
 fn compressed_debug_information_counts_decompressed() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((dir, library)) = compiled() else { return };
     for method in ["zlib", "zstd"] {
         let packed = dir.path().join(method);
         let paths = [library.to_str().expect("UTF-8"), packed.to_str().expect("UTF-8")];
@@ -372,8 +371,7 @@ fn compressed_debug_information_counts_decompressed() {
 /// Every address of a function without a name has the function's start, and its module has the reason.
 #[test]
 fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((dir, library)) = compiled() else { return };
     let stripped = dir.path().join("stripped.so");
     if !run("strip", &["-o", stripped.to_str().expect("UTF-8"), library.to_str().expect("UTF-8")]) {
         return;
@@ -405,8 +403,7 @@ fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
 /// The compressed symbol table that Fedora and its derivatives embed in stripped files.
 #[test]
 fn packed_symbol_tables_name_functions_of_stripped_files() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((dir, library)) = compiled() else { return };
     let hidden = offset_of(&library, "hidden");
     let script = "cp libnames.so mini && objcopy --strip-debug mini && xz -f mini && strip -o stripped.so libnames.so \
                   && objcopy --add-section .gnu_debugdata=mini.xz stripped.so";
@@ -427,8 +424,7 @@ fn debug_files_below_another_root() {
     if heapbpf_testing::is_emulated("no openat2(2)") {
         return;
     }
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let Some(library) = compile(dir.path()) else { return };
+    let Some((dir, library)) = compiled() else { return };
     let root = dir.path().join("root");
     let bytes = std::fs::read(&library).expect("readable");
     let id = heapbpf_elf::build_id::of(&bytes).expect("asked for");

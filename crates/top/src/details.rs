@@ -1,7 +1,7 @@
 //! Figures that are computed only for visible rows: intervals, median lifetimes, the last minute.
 
 use heapbpf_profile::report::FigureText;
-use heapbpf_profile::{Pool, Value};
+use heapbpf_profile::{Pool, Row, Value};
 
 use crate::world::World;
 
@@ -10,37 +10,26 @@ use crate::world::World;
 pub(crate) struct Details {
     /// Bytes in use (allocated, if frees are not followed), with their interval.
     pub(crate) size: FigureText,
+    /// How fast they grow, and the interval of that.
+    pub(crate) growth: (String, String),
     /// Bytes in use at several points during the last minute.
     pub(crate) series: Vec<f64>,
 }
 
-/// Further figures, only for the selected row. Each interval takes some microseconds.
-#[derive(Clone, Debug)]
-pub(crate) struct Others {
-    /// Blocks in use, with their interval.
-    pub(crate) blocks: FigureText,
-    /// Bytes allocated, with their interval.
-    pub(crate) allocated: FigureText,
-    /// Allocations, with their interval.
-    pub(crate) allocations: FigureText,
-}
-
 /// The figures of some leaves.
 pub(crate) fn details(world: &World, leaves: &[u32]) -> Details {
-    let inuse = |leaves: &[u32], of: &dyn Fn(u32) -> f64| leaves.iter().map(|leaf| of(*leaf)).sum::<f64>();
-    let mut series: Vec<f64> = world.history.points().map(|point| inuse(leaves, &|leaf| point.inuse(leaf))).collect();
-    series.push(inuse(leaves, &|leaf| world.now.sums_of(leaf).inuse_bytes));
-    Details { size: text(world, &world.now.pool(leaves), world.value()), series }
+    let inuse = |of: &dyn Fn(u32) -> f64| leaves.iter().map(|leaf| of(*leaf)).sum::<f64>();
+    let mut series: Vec<f64> = world.history.points().map(|point| inuse(&|leaf| point.of(leaf).0)).collect();
+    series.push(inuse(&|leaf| world.now.sums_of(leaf).inuse_bytes));
+    let rows: Vec<&Row> = world.now.rows(leaves).collect();
+    Details { size: text(world, &world.now.pool(leaves), world.value()), growth: world.growth_text(&rows), series }
 }
 
-/// The further figures of some leaves.
-pub(crate) fn others(world: &World, leaves: &[u32]) -> Others {
+/// Further figures of some leaves, only for the selected row: blocks in use, bytes allocated, and calls, each with its
+/// interval, which takes some microseconds.
+pub(crate) fn others(world: &World, leaves: &[u32]) -> [FigureText; 3] {
     let pool = world.now.pool(leaves);
-    Others {
-        blocks: text(world, &pool, if world.is_live() { Value::InuseObjects } else { Value::AllocObjects }),
-        allocated: text(world, &pool, Value::AllocSpace),
-        allocations: text(world, &pool, Value::AllocObjects),
-    }
+    [world.counted(), Value::AllocSpace, Value::AllocObjects].map(|value| text(world, &pool, value))
 }
 
 fn text(world: &World, pool: &Pool, value: Value) -> FigureText {

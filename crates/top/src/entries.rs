@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use heapbpf_profile::model::Resident;
 
-use crate::row::Entry;
+use crate::layout::Cell;
 use crate::sums::Tally;
 use crate::tree;
-use crate::view::{Kind, RowId, Sort, View};
+use crate::view::{Entry, Kind, RowId, View};
 use crate::world::World;
 
 /// The leaves that belong to a view.
@@ -63,7 +63,11 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
             tallies[*key as usize].add(&figures);
         }
     }
-    let all = (0..).zip(tallies).map(|(key, tally)| Entry::new(row_id(view.kind, key), tally));
+    let entry = |(key, tally)| {
+        let id = row_id(view.kind, key);
+        Entry { id, tally, depth: 0, is_open: None, leaves: Vec::new() }
+    };
+    let all = (0..).zip(tallies).map(entry);
     let mut entries: Vec<Entry> =
         all.filter(|entry| !entry.tally.is_nothing() || world.resident(&entry.id).is_some()).collect();
     if !view.filter.is_empty() {
@@ -75,41 +79,35 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
 }
 
 fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
-    let lifetimes: Vec<f64> = match view.sort {
-        Sort::Lifetime => medians(world, view, entries),
+    let mut lifetimes = match view.sort {
+        Cell::Lifetime => medians(world, view, entries),
         _ => Vec::new(),
+    }
+    .into_iter();
+    let resident = |entry: &Entry| world.resident(&entry.id).map_or(0, Resident::total_bytes) as f64;
+    let key = |entry: Entry| {
+        let tally = &entry.tally;
+        let figure = match view.sort {
+            Cell::Size => world.size(&tally.sums),
+            Cell::Growth if world.marked.is_some() => world.growth_since_mark(tally),
+            Cell::Growth => tally.sums.grown_bytes,
+            Cell::Rate => world.rate(tally).unwrap_or(0.0),
+            Cell::Count => world.count(&tally.sums),
+            Cell::Lifetime => lifetimes.next().unwrap_or(f64::INFINITY),
+            Cell::Resident => resident(&entry),
+            _ => 0.0,
+        };
+        let name = if view.sort == Cell::Name { world.name(&entry.id).to_lowercase() } else { String::new() };
+        (figure, name, entry)
     };
-    let resident = |index: usize| world.resident(&entries[index].id).map_or(0, Resident::total_bytes) as f64;
-    let figure = |index: usize| {
-        let tally = &entries[index].tally;
-        match view.sort {
-            Sort::InUse => world.size(&tally.sums),
-            Sort::Growth => world.growth(tally).unwrap_or(0.0),
-            Sort::Rate => world.rate(tally).unwrap_or(0.0),
-            Sort::Count => world.count(&tally.sums),
-            Sort::Lifetime => lifetimes[index],
-            Sort::Name => 0.0,
-            Sort::Resident => resident(index),
-        }
-    };
-    let names: Vec<String> = match view.sort {
-        Sort::Name => entries.iter().map(|entry| world.name(&entry.id).to_lowercase()).collect(),
-        _ => Vec::new(),
-    };
-    let mut order: Vec<(f64, usize)> = (0..entries.len()).map(|index| (figure(index), index)).collect();
-    order.sort_by(|a, b| {
-        let by_name = || names.get(a.1).cmp(&names.get(b.1));
-        let order = b.0.total_cmp(&a.0).then_with(by_name);
+    let mut keyed: Vec<(f64, String, Entry)> = std::mem::take(entries).into_iter().map(key).collect();
+    keyed.sort_by(|a, b| {
+        let order = b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1));
         let order = if view.reversed { order.reverse() } else { order };
-        let size = |index: usize| entries[index].tally.sums.alloc_bytes;
-        order
-            .then_with(|| size(b.1).total_cmp(&size(a.1)))
-            .then_with(|| resident(b.1).total_cmp(&resident(a.1)))
-            .then(a.1.cmp(&b.1))
+        let size = |it: &Entry| it.tally.sums.alloc_bytes;
+        order.then_with(|| size(&b.2).total_cmp(&size(&a.2))).then_with(|| resident(&b.2).total_cmp(&resident(&a.2)))
     });
-    let mut unsorted: Vec<Option<Entry>> = std::mem::take(entries).into_iter().map(Some).collect();
-    // Each index occurs once.
-    entries.extend(order.iter().filter_map(|(_, index)| unsorted[*index].take()));
+    entries.extend(keyed.into_iter().map(|(.., entry)| entry));
 }
 
 /// Median lifetimes. Those that are unknown or longer than the recording count as the longest.

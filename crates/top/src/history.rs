@@ -10,7 +10,7 @@ use crate::sums::Sums;
 const SPACING: Duration = Duration::from_secs(5);
 /// How long points are kept.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Shortest time over which a rate or a growth is shown.
+/// Shortest time over which a rate is shown.
 const LEAST: Duration = Duration::from_millis(900);
 
 /// Figures of all leaves at one point in time.
@@ -20,16 +20,11 @@ pub(crate) struct Point {
     pub(crate) at: Duration,
     /// Bytes in use and bytes allocated of each leaf.
     figures: Vec<(f64, f64)>,
-    /// Totals of the two.
-    pub(crate) total: (f64, f64),
+    /// Bytes allocated, in total.
+    pub(crate) allocated: f64,
 }
 
 impl Point {
-    /// Bytes in use of a leaf.
-    pub(crate) fn inuse(&self, leaf: u32) -> f64 {
-        self.figures.get(leaf as usize).map_or(0.0, |figures| figures.0)
-    }
-
     /// Bytes in use and bytes allocated of a leaf.
     pub(crate) fn of(&self, leaf: u32) -> (f64, f64) {
         self.figures.get(leaf as usize).copied().unwrap_or_default()
@@ -53,8 +48,7 @@ impl History {
             return;
         }
         let figures = moment.sums.iter().map(|sums: &Sums| (sums.inuse_bytes, sums.alloc_bytes)).collect();
-        let total = (moment.total.inuse_bytes, moment.total.alloc_bytes);
-        self.points.push_back(Point { at: moment.at, figures, total });
+        self.points.push_back(Point { at: moment.at, figures, allocated: moment.total.alloc_bytes });
         while self.points.front().is_some_and(|first| first.at + WINDOW < moment.at) {
             self.points.pop_front();
         }
@@ -63,12 +57,6 @@ impl History {
     /// The points, oldest first.
     pub(crate) fn points(&self) -> impl Iterator<Item = &Point> {
         self.points.iter()
-    }
-
-    /// The oldest point, from which growth is measured, and the minutes since then.
-    pub(crate) fn for_growth(&self, now: Duration) -> Option<(&Point, f64)> {
-        let first = self.points.front().filter(|point| point.at + LEAST <= now)?;
-        Some((first, (now - first.at).as_secs_f64() / 60.0))
     }
 
     /// The newest point that is old enough for a rate, and the seconds since then.
@@ -104,14 +92,13 @@ mod tests {
         let at: Vec<u64> = history.points().map(|point| point.at.as_secs()).collect();
         assert_eq!(at, (7..20).map(|five| five * 5).collect::<Vec<_>>());
         let now = Duration::from_millis(99_900);
-        assert_eq!(history.for_growth(now).map(|(point, _)| point.at.as_secs()), Some(35));
         let (point, seconds) = history.for_rate(now).expect("points");
         assert_eq!((point.at.as_secs(), (seconds * 10.0).round()), (90, 99.0));
-        assert!(point.inuse(0) > 0.0 && point.of(99) == (0.0, 0.0));
+        assert!(point.of(0).0 > 0.0 && point.of(99) == (0.0, 0.0));
         let mut anew = testing::small();
         anew.header.duration = Duration::ZERO;
         history.add(&Moment::new(Arc::new(anew), &mut leaves));
         assert_eq!(history.points().count(), 1, "another recording begins");
-        assert!(history.for_growth(Duration::from_millis(100)).is_none());
+        assert!(history.for_rate(Duration::from_millis(100)).is_none());
     }
 }

@@ -1,11 +1,13 @@
 //! Which columns a table has at a given width.
 
-use crate::view::Sort;
+use heapbpf_profile::report::text::width;
+use ratatui_core::style::Style;
 
 /// A column of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cell {
     /// Bytes in use.
+    #[default]
     Size,
     /// Interval of the bytes in use.
     Bounds,
@@ -13,8 +15,10 @@ pub(crate) enum Cell {
     Resident,
     /// Growth of the resident memory per minute.
     ResidentGrowth,
-    /// Growth per minute, or since the mark.
+    /// Growth per second, or since the mark.
     Growth,
+    /// Interval of the growth.
+    GrowthBounds,
     /// Bytes allocated per second.
     Rate,
     /// Blocks in use.
@@ -27,71 +31,132 @@ pub(crate) enum Cell {
     Name,
 }
 
-/// Minimum width of the name column.
-const NAME: usize = 20;
-
 impl Cell {
-    /// Width of the column; the name column takes whatever is left.
-    pub(crate) const fn columns(self) -> usize {
-        match self {
-            Self::Size => 10,
-            Self::Bounds => 14,
-            Self::Growth | Self::ResidentGrowth => 11,
-            Self::Rate | Self::Resident => 9,
-            Self::Count => 8,
-            Self::Lifetime => 9,
-            Self::Trend => 13,
-            Self::Name => NAME,
-        }
+    /// All of them, in the order of the screen.
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Resident,
+        Self::ResidentGrowth,
+        Self::Size,
+        Self::Bounds,
+        Self::Growth,
+        Self::GrowthBounds,
+        Self::Rate,
+        Self::Count,
+        Self::Lifetime,
+        Self::Trend,
+        Self::Name,
+    ];
+
+    /// Those that rows can be sorted by, in the order of their keys.
+    pub(crate) const SORTED: [Self; 7] =
+        [Self::Size, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name, Self::Resident];
+
+    /// The next one to sort by.
+    pub(crate) fn next(self) -> Self {
+        let at = Self::SORTED.iter().position(|cell| *cell == self).unwrap_or(0);
+        Self::SORTED[(at + 1) % Self::SORTED.len()]
     }
 
-    /// The sort order that belongs to the column.
-    pub(crate) const fn sort(self) -> Option<Sort> {
+    /// Whether its texts are numbers, which end at the same column.
+    pub(crate) const fn is_number(self) -> bool {
+        !matches!(self, Self::Bounds | Self::GrowthBounds | Self::Trend | Self::Name)
+    }
+
+    /// Columns with the highest number give way first, those with 0 never.
+    const fn rank(self) -> u8 {
         match self {
-            Self::Size => Some(Sort::InUse),
-            Self::Growth => Some(Sort::Growth),
-            Self::Rate => Some(Sort::Rate),
-            Self::Count => Some(Sort::Count),
-            Self::Lifetime => Some(Sort::Lifetime),
-            Self::Name => Some(Sort::Name),
-            Self::Resident => Some(Sort::Resident),
-            Self::Bounds | Self::Trend | Self::ResidentGrowth => None,
+            Self::Size | Self::Name => 0,
+            Self::Resident => 1,
+            Self::Bounds => 2,
+            Self::Growth | Self::GrowthBounds => 3,
+            Self::ResidentGrowth => 4,
+            Self::Rate => 5,
+            Self::Count => 6,
+            Self::Lifetime => 7,
+            Self::Trend => 8,
         }
     }
 }
 
-/// The columns of a table that is `width` wide, each with its own width. The least informative columns are dropped
-/// first. `has_memory` adds the columns of resident memory.
-pub(crate) fn columns(width: usize, has_memory: bool) -> Vec<(Cell, usize)> {
-    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Resident, ResidentGrowth, Size, Trend};
-    let mut cells = vec![Resident, ResidentGrowth, Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
-    cells.retain(|cell| has_memory || !matches!(cell, Resident | ResidentGrowth));
-    let needed = |cells: &[Cell]| cells.iter().map(|cell| cell.columns() + 1).sum::<usize>() - 1;
-    for dispensable in [Trend, Lifetime, Count, ResidentGrowth, Rate, Bounds, Growth, Resident] {
-        if needed(&cells) > width {
-            cells.retain(|cell| *cell != dispensable);
-        }
+/// A column with its texts.
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    /// What it shows.
+    pub(crate) cell: Cell,
+    /// Its heading.
+    pub(crate) title: String,
+    /// Its texts in the visible rows.
+    pub(crate) texts: Vec<(String, Style)>,
+    /// Its width: what its texts need.
+    pub(crate) width: usize,
+}
+
+impl Column {
+    /// A column that is as wide as its widest text.
+    pub(crate) fn new(cell: Cell, title: String, texts: Vec<(String, Style)>) -> Self {
+        let widest = texts.iter().map(|(text, _)| width(text)).max().unwrap_or(0);
+        Self { cell, width: widest.max(width(&title)), title, texts }
     }
-    let others = needed(&cells) - NAME;
-    let columns = |cell: Cell| if cell == Name { width.saturating_sub(others) } else { cell.columns() };
-    cells.into_iter().map(|cell| (cell, columns(cell))).collect()
+}
+
+/// The columns that fit into a line of `columns`. The last one has the names, and takes what is left. The least
+/// informative ones give way first, a figure together with its interval.
+pub(crate) fn fitting(mut all: Vec<Column>, columns: usize) -> Vec<Column> {
+    all.retain(|column| column.width > 0);
+    let needed = |all: &[Column]| all.iter().map(|column| column.width + 1).sum::<usize>().saturating_sub(1);
+    while needed(&all) > columns
+        && let Some(last) = all.iter().map(|column| column.cell.rank()).max().filter(|rank| *rank > 0)
+    {
+        all.retain(|column| column.cell.rank() != last);
+    }
+    let needed = needed(&all);
+    if let Some(name) = all.last_mut() {
+        name.width = columns.saturating_sub(needed - name.width);
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The cells of a table of `columns`, where texts are as wide as usual.
+    fn cells(columns: usize) -> Vec<Cell> {
+        let usual = |cell| match cell {
+            Cell::Size | Cell::Resident | Cell::Rate | Cell::Lifetime => "75.8 MiB",
+            Cell::Bounds | Cell::GrowthBounds => "[64.6, 89.0]",
+            Cell::Growth | Cell::ResidentGrowth => "+64.1 MiB/s",
+            Cell::Count => "~8,553",
+            Cell::Trend => "▂▃▄▅▆▇██▂▃▄▅▆",
+            Cell::Name => "shop::Catalogue::audit",
+        };
+        let column = |cell| Column::new(cell, String::new(), vec![(usual(cell).to_owned(), Style::new())]);
+        let all = fitting(Cell::ALL.map(column).into(), columns);
+        let sum = all.iter().map(|column| column.width + 1).sum::<usize>() - 1;
+        assert!(sum == columns || all.len() == 2, "{columns}: {all:?}");
+        all.iter().map(|column| column.cell).collect()
+    }
+
     #[test]
-    fn columns_fit_and_give_way() {
-        for width in 20..250 {
-            let cells = columns(width, width % 2 == 0);
-            let sum: usize = cells.iter().map(|(_, columns)| columns + 1).sum::<usize>() - 1;
-            assert!(sum <= width || cells.len() == 2, "{width}: {cells:?}");
+    fn columns_fit_and_give_way_a_figure_with_its_interval() {
+        use Cell::{Bounds, Growth, GrowthBounds, Lifetime, Name, Resident, Size};
+        for columns in 20..250 {
+            let cells = cells(columns);
+            assert_eq!(cells.contains(&Growth), cells.contains(&GrowthBounds), "{columns}");
         }
-        let has = |width, cell| columns(width, false).iter().any(|(it, _)| *it == cell);
-        assert!(has(80, Cell::Bounds) && has(80, Cell::Count) && !has(80, Cell::Trend));
-        assert!(columns(80, true).iter().take(3).map(|it| it.0).eq([Cell::Resident, Cell::Size, Cell::Bounds]));
-        assert!(columns(100, true).iter().any(|it| it.0 == Cell::ResidentGrowth) && !has(100, Cell::ResidentGrowth));
-        assert!(has(112, Cell::Trend) && has(112, Cell::Lifetime));
+        assert_eq!(cells(80), [Resident, Size, Bounds, Growth, GrowthBounds, Name]);
+        assert_eq!(cells(56), [Resident, Size, Bounds, Name]);
+        assert_eq!(cells(24), [Size, Name]);
+        assert!(cells(150).len() == Cell::ALL.len() && cells(140).contains(&Lifetime));
+    }
+
+    #[test]
+    fn what_no_row_has_takes_no_column() {
+        let column = |cell, text: &str| Column::new(cell, String::new(), vec![(text.to_owned(), Style::new())]);
+        let all = fitting(vec![column(Cell::Size, "1 B"), column(Cell::Bounds, ""), column(Cell::Name, "main")], 80);
+        assert_eq!(
+            all.iter().map(|column| (column.cell, column.width)).collect::<Vec<_>>(),
+            [(Cell::Size, 3), (Cell::Name, 76)]
+        );
     }
 }

@@ -9,7 +9,7 @@ use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::{ByAddress, Resident};
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
-use heapbpf_profile::{GroupBy, Profile, Stack};
+use heapbpf_profile::{GroupBy, Profile, Row, Stack};
 use indexmap::IndexSet;
 
 /// Name of a stack without frames.
@@ -41,6 +41,8 @@ type Numbered<T> = IndexSet<T, RandomState>;
 pub(crate) struct Leaves {
     /// Which frames of stacks are shown.
     pub(crate) frames: FrameView,
+    /// Whether each process counts as a program of its own.
+    pub(crate) apart: bool,
     /// Programs, by a name that stays the same in other recordings.
     programs: Numbered<String>,
     /// Names of programs for display, from the last profile.
@@ -56,47 +58,33 @@ pub(crate) struct Leaves {
     known: HashMap<ByAddress<Stack>, u32, RandomState>,
     /// The programs of the last profile's processes, followed by those of its idle processes.
     last_programs: Vec<u32>,
-    /// The rows of the last profile. Most profiles have the same rows in the same order.
-    last: Vec<SeenRow>,
-}
-
-/// A row of the last profile.
-#[derive(Debug)]
-struct SeenRow {
-    /// Address of a known stack.
-    stack: *const Stack,
-    program: u32,
-    leaf: u32,
 }
 
 impl Leaves {
-    /// An empty set; `frames` says how stacks are shown.
-    pub(crate) fn new(frames: FrameView) -> Self {
-        Self { frames, ..Self::default() }
+    /// An empty set; `frames` says how stacks are shown, `apart` whether each process counts as a program of its own.
+    pub(crate) fn new(frames: FrameView, apart: bool) -> Self {
+        Self { frames, apart, ..Self::default() }
+    }
+
+    /// What rows are grouped by.
+    pub(crate) const fn by(&self) -> GroupBy {
+        if self.apart { GroupBy::Process } else { GroupBy::Program }
     }
 
     /// The leaf of each row of a profile.
     pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
         self.last_programs = self.of_processes(profile);
-        let last = std::mem::take(&mut self.last);
-        self.last.reserve_exact(profile.rows.len());
-        for (index, row) in profile.rows.iter().enumerate() {
+        let leaf = |row: &Row| {
+            let stack = self.number_of(profile, &row.key.stack);
             let program = self.last_programs.get(row.key.process).copied().unwrap_or(0);
-            let stack = Arc::as_ptr(&row.key.stack);
-            let leaf = match last.get(index) {
-                Some(seen) if (seen.stack, seen.program) == (stack, program) => seen.leaf,
-                _ => {
-                    let number = self.number_of(profile, &row.key.stack);
-                    self.leaves.insert_full((program, number)).0 as u32
-                }
-            };
-            self.last.push(SeenRow { stack, program, leaf });
-        }
+            self.leaves.insert_full((program, stack)).0 as u32
+        };
+        let leaves = profile.rows.iter().map(leaf).collect();
         if self.known.len() > MOST_KNOWN.max(2 * profile.rows.len()) {
-            let used: HashSet<*const Stack> = self.last.iter().map(|row| row.stack).collect();
+            let used: HashSet<*const Stack> = profile.rows.iter().map(|row| Arc::as_ptr(&row.key.stack)).collect();
             self.known.retain(|stack, _| used.contains(&Arc::as_ptr(stack)));
         }
-        self.last.iter().map(|row| row.leaf).collect()
+        leaves
     }
 
     fn number_of(&mut self, profile: &Profile, stack: &Arc<Stack>) -> u32 {
@@ -111,8 +99,8 @@ impl Leaves {
 
     /// The program of each process. Also updates the programs' names for display.
     fn of_processes(&mut self, profile: &Profile) -> Vec<u32> {
-        let stable = Groups::comparable(profile, GroupBy::Program);
-        let shown = Groups::new(profile, GroupBy::Program);
+        let stable = Groups::comparable(profile, self.by());
+        let shown = Groups::new(profile, self.by());
         let counted = profile.processes.len();
         let name_in = |groups: &Groups, index: usize| match index.checked_sub(counted) {
             None => groups.of_process(index).into_owned(),
@@ -135,7 +123,8 @@ impl Leaves {
     pub(crate) fn resident_of_programs(&self, profile: &Profile) -> Vec<Option<Resident>> {
         let mut all: Vec<Option<Resident>> = vec![None; self.programs.len()];
         for (process, program) in profile.processes.iter().chain(&profile.idle).zip(&self.last_programs) {
-            let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) else { continue };
+            let is_now = |resident: &Resident| resident.total_bytes() > 0 && !resident.is_before_end;
+            let Some(resident) = process.resident.filter(is_now) else { continue };
             match &mut all[*program as usize] {
                 Some(sum) => sum.add(&resident),
                 none => *none = Some(resident),

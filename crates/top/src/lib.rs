@@ -7,17 +7,13 @@
 
 mod details;
 mod entries;
-mod flame;
-mod help;
 mod history;
 mod key;
 mod layout;
 mod leaves;
 mod marked;
 mod moment;
-mod row;
 mod screen;
-mod significance;
 mod sums;
 mod theme;
 mod top;

@@ -4,24 +4,69 @@ mod canvas;
 mod selection;
 mod texts;
 
+use std::ops::Range;
+use std::time::Duration;
+
 use heapbpf_profile::model::Resident;
-use heapbpf_profile::report::text::{clip_start, width, wrap};
-use heapbpf_profile::units::{self, signed};
+use heapbpf_profile::report::change_text;
+use heapbpf_profile::report::text::{clip_middle, clip_start, width, wrap};
+use heapbpf_profile::{Estimate, units};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 
 use self::canvas::{Canvas, shown};
-use self::texts::{figure_of, joined, leaves_name};
-use crate::details::sparkline;
-use crate::help::{BOTTOM, KEYS};
-use crate::layout::{Cell, columns};
-use crate::row::Entry;
+use self::texts::{chain, joined};
+use crate::details::{Details, details, sparkline};
+use crate::layout::{Cell, Column, fitting};
 use crate::top::{Purpose, Status, Top};
-use crate::view::{Kind, RowId};
-use crate::world::World;
+use crate::view::{Entry, Kind};
+use crate::world::{MEASURING, SETTLED, Whole, World};
 
 /// Lines above the table: title, totals, path, header.
 const ABOVE: usize = 4;
+/// Width that is kept for names if they need it.
+const NAME: usize = 24;
+/// Maximum number of bars for the last minute.
+const TREND: usize = 13;
+
+/// Keys and what they do.
+const KEYS: &[(&str, &str)] = &[
+    ("↑ ↓  PgUp PgDn  Home End", "move (also k j g G)"),
+    ("Enter  →", "go inside: a program, a function's callees, a branch"),
+    ("Esc  ←", "go back"),
+    ("Tab", "stacks or functions"),
+    ("p", "programs or processes"),
+    ("s   r", "sort by the next column; reverse the order"),
+    ("1 … 7", "in use, growing, rate, count, lifetime, name, memory"),
+    ("f", "filter: only rows whose name has this text"),
+    ("/   n N", "search for a name; next, previous"),
+    ("c   d", "tree of callers; of callees (down)"),
+    ("t", "tree of all calls, from the outermost"),
+    ("F", "flame view; Enter zooms in, Esc out"),
+    ("Space", "freeze; again: resume"),
+    ("m   M", "mark a baseline (*: significant growth since); clear"),
+    ("w", "write a profile here"),
+    ("?   q", "this help; quit"),
+];
+
+/// The keys shown at the bottom of the screen. Where space is short, those with the highest number are dropped first.
+const BOTTOM: &[(u8, &str, &str)] = &[
+    (0, "q", "quit"),
+    (0, "?", "help"),
+    (1, "Enter", "inside"),
+    (1, "Esc", "back"),
+    (2, "Tab", "stacks/functions"),
+    (2, "s", "sort"),
+    (2, "f", "filter"),
+    (3, "/", "search"),
+    (2, "Space", "freeze"),
+    (3, "c", "callers"),
+    (4, "d", "callees"),
+    (5, "t", "tree"),
+    (3, "F", "flame"),
+    (3, "m", "mark"),
+    (4, "w", "write"),
+];
 
 impl Top {
     /// Draws the screen into a buffer of the terminal's size.
@@ -52,11 +97,12 @@ impl Top {
             (Status::Away(_), _) => "AWAY".to_owned(),
             (_, true) => "FROZEN".to_owned(),
             (Status::Waiting, _) => "WAITING".to_owned(),
+            (Status::Live, _) if self.has_totals_only => "WAITING FOR NAMES".to_owned(),
             (Status::Live, _) => "LIVE".to_owned(),
         };
-        let time = self.world.as_ref().map(|world| units::duration(rounded(world.now.at))).unwrap_or_default();
+        let time = self.world.as_ref().map(|world| rounded(world.now.at)).unwrap_or_default();
         let marked = self.world.as_ref().and_then(|world| world.marked.as_ref());
-        let marked = marked.map(|marked| format!("marked at {}  ", units::duration(rounded(marked.moment.at))));
+        let marked = marked.map(|marked| format!("marked at {}  ", rounded(marked.moment.at)));
         let right = format!("{}{time}  {state} ", marked.unwrap_or_default());
         let columns = canvas.width.saturating_sub(width(&right) + 1);
         let host = self.profile().map(|profile| profile.header.host.clone()).filter(|host| !host.is_empty());
@@ -83,9 +129,10 @@ impl Top {
             canvas.put(1, line + 2, keys, first, theme.bold());
             canvas.put(1 + first, line + 2, what, canvas.width, theme.plain());
         }
-        let figures = "IN USE has its 95 % interval beside it. ~: none is known. GROWTH: last minute.";
+        let level = units::percent(self.options.confidence);
+        let figures = format!("IN USE and GROWING have {level} intervals beside them. ~: a figure without one.");
         let line = KEYS.len() + 3;
-        for (index, text) in wrap(figures, canvas.width - 2).iter().enumerate() {
+        for (index, text) in wrap(&figures, canvas.width - 2).iter().enumerate() {
             if line + index < bottom {
                 canvas.put(1, line + index, text, canvas.width, theme.dim());
             }
@@ -95,20 +142,29 @@ impl Top {
     /// Draws the totals and the path of the view.
     fn head(&self, canvas: &mut Canvas, world: &World) {
         let theme = self.options.theme;
-        let total = world.total();
         let profile = &*world.now.profile;
+        let Whole { size, count, growth } = &world.whole;
         let mut parts = Vec::new();
-        if world.is_live() {
-            let blocks = units::count(world.count(&total.sums));
-            parts.push(format!("in use {} in {blocks} blocks", units::bytes(total.sums.inuse_bytes)));
-        } else {
-            parts.push(format!("allocated {} (frees are not tracked)", units::bytes(total.sums.alloc_bytes)));
+        let is_measured = !profile.rows.is_empty() || world.now.at >= SETTLED;
+        match (world.is_live(), is_measured) {
+            (_, false) => parts.push(MEASURING.to_owned()),
+            (true, _) => parts.push(format!("in use {}", size.text())),
+            (false, _) => parts.push(format!("allocated {} (frees are not tracked)", size.text())),
         }
-        parts.extend(world.growth(&total).map(|growth| format!("{}/min", signed(growth))));
-        parts.extend(world.rate(&total).map(|rate| format!("allocating {}/s", units::bytes(rate.max(0.0)))));
-        let number = profile.number_of_targets();
+        if world.is_live() && is_measured {
+            let (figure, bounds) = growth;
+            let word = if figure == MEASURING { "growth:" } else { "growing" };
+            parts.push(format!("{word} {figure} {bounds}").trim_end().to_owned());
+        }
+        let ended = profile.idle.iter().filter(|process| process.ended).count() as u64;
+        let number = profile.number_of_targets() - ended;
         if number > 1 {
             parts.push(format!("{} processes", units::count(number as f64)));
+        }
+        let rate = world.whole_rate().map(|rate| world.about(rate.max(0.0), units::bytes));
+        parts.extend(rate.map(|rate| format!("allocating {rate}/s")));
+        if world.is_live() && is_measured {
+            parts.push(format!("{} blocks", count.text()));
         }
         if !profile.losses().is_none() || profile.header.unread.is_some() {
             parts.insert(1, "records lost".into());
@@ -146,11 +202,7 @@ impl Top {
         self.prepare(rows.clone());
         let Some(world) = &self.world else { return };
         self.head(canvas, world);
-        let cells = columns(canvas.width, self.view().kind == Kind::Programs && world.now.has_memory());
-        self.header(canvas, world, &cells);
-        for (line, index) in rows.enumerate() {
-            self.row(canvas, world, &cells, ABOVE + line, index);
-        }
+        self.cells(canvas, world, rows);
         if self.entries.is_empty() {
             let nothing = if self.view().filter.is_empty() { "nothing was sampled yet" } else { "nothing matches" };
             canvas.put(1, ABOVE, nothing, canvas.width - 1, self.options.theme.dim());
@@ -162,111 +214,119 @@ impl Top {
         }
     }
 
-    fn header(&self, canvas: &mut Canvas, world: &World, cells: &[(Cell, usize)]) {
-        let view = self.view();
-        let mut x = 0;
+    /// The columns of the table, as far as they fit.
+    fn columns(&self, world: &World, rows: Range<usize>, width: usize) -> Vec<Column> {
+        let has_memory = self.view().kind == Kind::Programs && world.now.has_memory();
+        let is_there = |cell: &Cell| match cell {
+            Cell::Resident | Cell::ResidentGrowth => has_memory,
+            Cell::Growth | Cell::GrowthBounds => world.is_live() || world.marked.is_some(),
+            _ => true,
+        };
+        let column = |cell| {
+            let texts = rows.clone().map(|index| self.text(world, cell, &self.entries[index], NAME));
+            Column::new(cell, self.heading(world, cell), texts.collect())
+        };
+        fitting(Cell::ALL.into_iter().filter(is_there).map(column).collect(), width)
+    }
+
+    /// The heading of a column.
+    fn heading(&self, world: &World, cell: Cell) -> String {
+        let title = match cell {
+            Cell::Size if world.is_live() => "IN USE",
+            Cell::Size => "ALLOCATED",
+            Cell::Bounds | Cell::GrowthBounds => "",
+            Cell::Resident => "RESIDENT",
+            Cell::ResidentGrowth => "PER MINUTE",
+            Cell::Growth if world.marked.is_some() => "SINCE MARK",
+            Cell::Growth => "GROWING",
+            Cell::Rate => "ALLOC/S",
+            Cell::Count if world.is_live() => "BLOCKS",
+            Cell::Count => "CALLS",
+            Cell::Lifetime => "LIFETIME",
+            Cell::Trend => "LAST MINUTE",
+            Cell::Name => "NAME",
+        };
+        let arrow = match (self.is_sorted_by(cell), self.view().reversed) {
+            (false, _) => "",
+            (true, false) => "↓",
+            (true, true) => "↑",
+        };
+        format!("{title}{arrow}")
+    }
+
+    fn is_sorted_by(&self, cell: Cell) -> bool {
+        !self.view().is_tree() && cell == self.view().sort
+    }
+
+    /// Draws the table.
+    fn cells(&self, canvas: &mut Canvas, world: &World, rows: Range<usize>) {
         let theme = self.options.theme;
         canvas.style(ABOVE - 1, theme.header());
-        for &(cell, columns) in cells {
-            let title = match cell {
-                Cell::Size if world.is_live() => "IN USE",
-                Cell::Size => "ALLOCATED",
-                Cell::Bounds => "",
-                Cell::Resident => "RESIDENT",
-                Cell::ResidentGrowth => "PER MINUTE",
-                Cell::Growth if world.marked.is_some() => "SINCE MARK",
-                Cell::Growth => "GROWTH/MIN",
-                Cell::Rate => "ALLOC/S",
-                Cell::Count if world.is_live() => "BLOCKS",
-                Cell::Count => "CALLS",
-                Cell::Lifetime => "LIFETIME",
-                Cell::Trend => "LAST MINUTE",
-                Cell::Name => "NAME",
-            };
-            let is_sorted = !view.is_tree() && cell.sort() == Some(view.sort);
-            let arrow = match (is_sorted, view.reversed) {
-                (false, _) => "",
-                (true, false) => "↓",
-                (true, true) => "↑",
-            };
-            let title = format!("{title}{arrow}");
-            let style = if is_sorted { theme.header().patch(theme.bold()) } else { theme.header() };
-            match cell {
-                Cell::Name | Cell::Trend | Cell::Bounds => drop(canvas.put(x, ABOVE - 1, &title, columns, style)),
-                _ => canvas.put_right(x, ABOVE - 1, &title, columns, style),
-            }
-            x += columns + 1;
-        }
-    }
-
-    fn row(&self, canvas: &mut Canvas, world: &World, cells: &[(Cell, usize)], y: usize, index: usize) {
-        let theme = self.options.theme;
-        let entry = &self.entries[index];
-        let Some(details) = self.details(&entry.id) else { return };
         let mut x = 0;
-        for &(cell, columns) in cells {
-            match cell {
-                // Nothing was sampled here.
-                Cell::Size if entry.tally.is_nothing() => canvas.put_right(x, y, "–", columns, theme.dim()),
-                Cell::Size => canvas.put_right(x, y, &details.size.figure, columns, theme.bold()),
-                Cell::Resident => {
-                    let bytes = |it: &Resident| units::bytes(it.total_bytes() as f64);
-                    let bytes = world.resident(&entry.id).map_or_else(|| "–".into(), bytes);
-                    canvas.put_right(x, y, &bytes, columns, theme.plain());
-                }
-                Cell::ResidentGrowth => {
-                    let growth = world.resident(&entry.id).map_or_else(|| "–".into(), Resident::growth_text);
-                    canvas.put_right(x, y, &growth, columns, theme.plain());
-                }
-                Cell::Bounds => drop(canvas.put(x, y, &details.size.bounds, columns, theme.dim())),
-                Cell::Growth => {
-                    let (text, style) = self.growth(world, entry);
-                    canvas.put_right(x, y, &text, columns, style);
-                }
-                Cell::Rate => {
-                    let rate = world.rate(&entry.tally).map_or_else(|| "–".into(), |it| units::bytes(it.max(0.0)));
-                    canvas.put_right(x, y, &rate, columns, theme.plain());
-                }
-                Cell::Count => {
-                    let count = units::count(world.count(&entry.tally.sums));
-                    canvas.put_right(x, y, &count, columns, theme.plain());
-                }
-                Cell::Lifetime => canvas.put_right(x, y, &self.lifetime(&entry.id), columns, theme.plain()),
-                Cell::Trend => drop(canvas.put(x, y, &sparkline(&details.series, columns), columns, theme.name())),
-                Cell::Name => {
-                    let name = self.row_name(world, entry);
-                    canvas.put(x, y, &name, columns, theme.name());
-                }
+        for Column { cell, title, texts, width } in self.columns(world, rows.clone(), canvas.width) {
+            let is_sorted = self.is_sorted_by(cell);
+            let style = if is_sorted { theme.header().patch(theme.bold()) } else { theme.header() };
+            let mut put = |y: usize, text: &str, style: Style| match cell.is_number() {
+                true => canvas.put_right(x, y, text, width, style),
+                false => drop(canvas.put(x, y, text, width, style)),
+            };
+            put(ABOVE - 1, &title, style);
+            for (line, (index, (text, style))) in rows.clone().zip(texts).enumerate() {
+                let name = (cell == Cell::Name).then(|| self.text(world, cell, &self.entries[index], width).0);
+                put(ABOVE + line, &name.unwrap_or(text), style);
             }
-            x += columns + 1;
+            x += width + 1;
         }
-        if index == self.view().cursor {
-            canvas.style(y, theme.selected());
+        if rows.contains(&self.view().cursor) {
+            canvas.style(ABOVE + self.view().cursor - rows.start, theme.bar());
         }
     }
 
-    fn row_name(&self, world: &World, entry: &Entry) -> String {
-        let name = world.name(&entry.id);
+    /// The text of a cell. Names have at most `columns`.
+    fn text(&self, world: &World, cell: Cell, entry: &Entry, columns: usize) -> (String, Style) {
+        let theme = self.options.theme;
+        let Some(details) = self.details.get(&entry.id) else { return Default::default() };
+        let known = |text: Option<String>| match text {
+            Some(text) => (text, theme.plain()),
+            None => (world.lacking().to_owned(), theme.dim()),
+        };
+        let resident = world.resident(&entry.id);
+        match cell {
+            // Nothing was sampled here.
+            Cell::Size if entry.tally.is_nothing() => known(None),
+            Cell::Size => (details.size.figure.clone(), theme.bold()),
+            Cell::Resident => known(resident.map(|it| units::bytes(it.total_bytes() as f64))),
+            Cell::ResidentGrowth => known(resident.map(Resident::growth_text)),
+            Cell::Bounds => (details.size.bounds.clone(), theme.dim()),
+            Cell::Growth => self.growth(world, entry, details),
+            Cell::GrowthBounds if world.marked.is_some() => (self.since_marked(world, entry).1, theme.dim()),
+            Cell::GrowthBounds => (details.growth.1.clone(), theme.dim()),
+            Cell::Rate => known(world.rate(&entry.tally).map(|rate| world.about(rate.max(0.0), units::bytes))),
+            Cell::Count => known(Some(world.about(world.count(&entry.tally.sums), units::count))),
+            Cell::Lifetime => known(self.median(&entry.id).map(units::seconds)),
+            Cell::Trend => (sparkline(&details.series, TREND), theme.name()),
+            Cell::Name => (self.row_name(world, entry, columns), theme.name()),
+        }
+    }
+
+    fn row_name(&self, world: &World, entry: &Entry, columns: usize) -> String {
         if !self.view().is_tree() {
-            return name;
+            return chain(&world.names(&entry.id), columns);
         }
         let mark = match entry.is_open {
             Some(true) => "▾",
             Some(false) => "▸",
             None => " ",
         };
-        format!("{}{mark} {name}", " ".repeat(entry.depth.min(12)))
+        let mark = format!("{}{mark} ", " ".repeat(entry.depth.min(12)));
+        let left = columns.saturating_sub(width(&mark));
+        format!("{mark}{}", chain(&world.names(&entry.id), left))
     }
 
-    /// Growth per minute, or since the mark. A star marks significant growth.
-    fn growth(&self, world: &World, entry: &Entry) -> (String, Style) {
+    /// Growth per second, or since the mark. A star marks significant growth.
+    fn growth(&self, world: &World, entry: &Entry, details: &Details) -> (String, Style) {
         let theme = self.options.theme;
-        let Some(marked) = &world.marked else {
-            return match world.growth(&entry.tally) {
-                Some(growth) => (signed(growth), theme.plain()),
-                None => ("–".into(), theme.dim()),
-            };
-        };
+        let Some(marked) = &world.marked else { return (details.growth.0.clone(), theme.plain()) };
         let growth = world.growth_since_mark(&entry.tally);
         let is_significant = marked.change(&entry.id).is_some_and(|change| change.significant);
         let style = match (is_significant, growth) {
@@ -274,11 +334,16 @@ impl Top {
             (false, ..0.0) => theme.shrinks(),
             _ => theme.plain(),
         };
-        (format!("{}{}", signed(growth), if is_significant { "*" } else { "" }), style)
+        let (figure, bounds) = self.since_marked(world, entry);
+        let figure = if bounds.is_empty() { world.about(growth, |_| figure) } else { figure };
+        (format!("{figure}{}", if is_significant { "*" } else { "" }), style)
     }
 
-    fn lifetime(&self, id: &RowId) -> String {
-        self.median(id).map_or_else(|| "–".into(), units::seconds)
+    /// Growth since the mark, and its interval if it was tested.
+    fn since_marked(&self, world: &World, entry: &Entry) -> (String, String) {
+        let change = world.marked.as_ref().and_then(|marked| marked.change(&entry.id));
+        let untested = || Estimate { estimate: world.growth_since_mark(&entry.tally), ..Estimate::default() };
+        change_text(&change.map_or_else(untested, |change| change.change))
     }
 
     fn flame(&mut self, canvas: &mut Canvas, bottom: usize) {
@@ -290,11 +355,13 @@ impl Top {
         let selected = self.selected_box();
         for (index, it) in self.boxes.iter().enumerate() {
             let y = ABOVE - 1 + it.row;
-            let name = it.path.last().map_or_else(|| self.trail()[0].clone(), |function| leaves_name(world, *function));
+            let function = it.path.last().map(|function| world.leaves.function_name(*function).to_owned());
+            let name = function.unwrap_or_else(|| self.trail()[0].clone());
             let style = match index == selected {
                 true => theme.bar().patch(theme.bold()),
                 false => theme.flame(it.path.last().copied().unwrap_or(0), index % 2 == 1),
             };
+            let name = clip_middle(&name, it.columns.saturating_sub(2));
             let text = if it.columns > 2 { format!(" {}", shown(&name, it.columns - 2)) } else { String::new() };
             let padding = it.columns.saturating_sub(width(&text));
             canvas.put(it.x, y, &format!("{text}{}", " ".repeat(padding)), it.columns, style);
@@ -304,9 +371,11 @@ impl Top {
         }
         if let Some(it) = self.boxes.get(selected) {
             let share = world.size(&it.tally.sums) / world.size(&world.now.total).max(1.0);
-            let facts = format!("{} · {}", figure_of(world, &it.tally), units::share(share));
+            let size = details(world, &it.leaves).size.text();
+            let what = if world.is_live() { "in use" } else { "allocated" };
+            let facts = format!("{size} {what} · {}", units::share(share));
             canvas.put(1, bottom - 2, &facts, canvas.width - 1, theme.plain());
-            let names: Vec<String> = it.path.iter().map(|function| leaves_name(world, *function)).collect();
+            let names: Vec<&str> = it.path.iter().map(|function| world.leaves.function_name(*function)).collect();
             let trail = clip_start(&names.join(" › "), canvas.width - 2);
             canvas.put(1, bottom - 1, &trail, canvas.width - 1, theme.name());
         }
@@ -314,17 +383,15 @@ impl Top {
 
     fn bottom(&self, canvas: &mut Canvas, y: usize) {
         let theme = self.options.theme;
-        if let Some((purpose, text)) = &self.input {
-            let prompt = if *purpose == Purpose::Filter { "only rows with: " } else { "search for: " };
-            canvas.put(0, y, &format!("{prompt}{text}▏ Enter · Esc"), canvas.width, theme.bold());
-            return;
-        }
-        if let Some(message) = &self.message {
-            canvas.put(0, y, message, canvas.width, theme.warning());
-            return;
-        }
-        if let Status::Away(why) = &self.status {
-            canvas.put(0, y, why, canvas.width, theme.warning());
+        let said = match (&self.input, &self.message, &self.status) {
+            (Some((Purpose::Filter, text)), ..) => format!("only rows with: {text}▏ Enter · Esc"),
+            (Some((Purpose::Search, text)), ..) => format!("search for: {text}▏ Enter · Esc"),
+            (None, Some(text), _) | (None, None, Status::Away(text)) => text.clone(),
+            _ => String::new(),
+        };
+        if !said.is_empty() {
+            let style = if self.input.is_some() { theme.bold() } else { theme.warning() };
+            canvas.put(0, y, &said, canvas.width, style);
             return;
         }
         let mut shown: Vec<&(u8, &str, &str)> = BOTTOM.iter().collect();
@@ -344,7 +411,10 @@ impl Top {
     }
 }
 
-/// Rounds down to whole seconds.
-fn rounded(duration: std::time::Duration) -> std::time::Duration {
-    std::time::Duration::from_secs(duration.as_secs())
+/// A length of a recording, in whole seconds; `measuring` during the first one.
+fn rounded(length: Duration) -> String {
+    match length.as_secs() {
+        0 => MEASURING.into(),
+        seconds => units::duration(Duration::from_secs(seconds)),
+    }
 }

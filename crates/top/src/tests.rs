@@ -120,6 +120,44 @@ fn idle_programs_have_a_row() {
 }
 
 #[test]
+fn totals_come_first_and_what_is_not_measured_yet_says_so() {
+    let mut top = top(false);
+    let mut totals = small();
+    (totals.header.duration, totals.header.growth_over) = (Duration::from_millis(20), None);
+    for row in &mut totals.rows {
+        (row.key.stack, row.growth) = Default::default();
+    }
+    top.take_totals(Arc::new(totals.clone()));
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains(" measuring  WAITING FOR NAMES") && !text.contains("0 ms"), "{text}");
+    let head = text.lines().nth(1).unwrap_or_default();
+    assert!(head.contains("MiB [") && head.contains(" · growth: measuring"), "{text}");
+    assert!(text.contains("server (4242)"), "{text}");
+    // There are no functions that could be entered, and no stacks that could be written.
+    press(&mut top, "⏎w");
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains("all › programs") && text.contains("the names of functions are awaited"), "{text}");
+    top.take(profile(1, 20));
+    top.take_totals(Arc::new(totals));
+    press(&mut top, "⏎⇥");
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains("  1 s  LIVE") && text.contains("grow") && !text.contains("no stack"), "{text}");
+    // The same figure as in a report, over the same time.
+    let growing = text.lines().nth(4).unwrap_or_default();
+    assert!(growing.contains("B/s ["), "{text}");
+}
+
+#[test]
+fn long_names_lose_their_middle() {
+    let mut top = top(false);
+    top.take(Arc::new(large(100, 20)));
+    press(&mut top, "⏎");
+    let text = screen(&mut top, 80, 24);
+    let rows: Vec<&str> = text.lines().skip(4).take_while(|line| !line.starts_with('─') && !line.is_empty()).collect();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.contains("operation_") && !row.ends_with('…')), "{text}");
+}
+
+#[test]
 fn what_grew_since_the_mark_is_significant_and_noise_is_not() {
     let mut top = top(false);
     top.take(profile(10, 20));
@@ -136,7 +174,37 @@ fn what_grew_since_the_mark_is_significant_and_noise_is_not() {
     let text = screen(&mut top, 100, 24);
     assert!(text.contains("server (4242)") && text.contains('*'), "programs as well: {text}");
     press(&mut top, "M");
-    assert!(screen(&mut top, 100, 24).contains("GROWTH/MIN"));
+    assert!(screen(&mut top, 100, 24).contains("GROWING"));
+    // Rows are sorted by what the column shows: it has shrunk since, although it grew over a longer time.
+    press(&mut top, "m2");
+    top.take(profile(40, 10));
+    let text = screen(&mut top, 100, 24);
+    assert!(text.lines().nth(5).is_some_and(|row| row.contains("server (4242)")), "{text}");
+}
+
+/// Which of several processes of one program grows?
+#[test]
+fn processes_of_a_program_have_rows_of_their_own_on_request() {
+    let mut profile = small();
+    profile.processes[1] = profile.processes[0].clone();
+    profile.processes[1].pid = 4243;
+    profile.rows[4].growth = None;
+    let mut top = top(false);
+    top.take(Arc::new(profile));
+    let text = screen(&mut top, 80, 24);
+    assert!(!text.contains("server (4243)"), "one program, which is entered at once: {text}");
+    press(&mut top, "⎋");
+    assert!(screen(&mut top, 80, 24).contains("server (2 processes)"));
+    press(&mut top, "p2");
+    let text = screen(&mut top, 80, 24);
+    let rows: Vec<&str> = text.lines().skip(4).take(2).collect();
+    assert!(text.contains("all › processes") && rows[0].contains("server (4242)"), "{text}");
+    assert!(rows[1].contains("server (4243)") && rows[1].contains(" 0 B/s"), "{text}");
+    press(&mut top, "p");
+    assert!(screen(&mut top, 80, 24).contains("server (2 processes)"));
+    press(&mut top, "mp");
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains("all › processes") && text.contains("marked at"), "the baseline stays: {text}");
 }
 
 #[test]
@@ -165,7 +233,7 @@ fn rows_are_sorted_filtered_and_searched() {
     press(&mut top, "fnowhere⏎");
     assert!(screen(&mut top, 80, 24).contains("nothing matches"));
     press(&mut top, "⎋s");
-    assert!(screen(&mut top, 80, 24).contains("GROWTH/MIN"));
+    assert!(screen(&mut top, 80, 24).contains("GROWING"));
     for key in "12345".chars() {
         press(&mut top, &key.to_string());
         assert_eq!(names(&screen(&mut top, 140, 24)).len(), all.len(), "{key}");

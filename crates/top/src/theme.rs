@@ -3,7 +3,7 @@
 use ratatui_core::style::{Color, Modifier, Style};
 
 /// Styles of the screen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Theme {
     /// Whether to use colours.
     pub color: bool,
@@ -32,10 +32,6 @@ impl Theme {
 
     pub(crate) fn name(self) -> Style {
         self.with(Color::Cyan, Style::new())
-    }
-
-    pub(crate) fn selected(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
     }
 
     pub(crate) fn grows(self) -> Style {

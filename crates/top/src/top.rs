@@ -10,15 +10,15 @@ use heapbpf_profile::report::FrameView;
 
 use crate::details::{Details, details};
 use crate::entries::{entries, leaves_of, scope};
-use crate::flame::FlameBox;
-use crate::row::Entry;
-use crate::significance;
+use crate::leaves::Leaves;
+use crate::marked;
 use crate::theme::Theme;
-use crate::view::{Kind, Path, Root, RowId, View};
+use crate::tree::{FlameBox, boxes};
+use crate::view::{Entry, Kind, Path, Root, RowId, View};
 use crate::world::World;
 
 /// Options of the screen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Where profiles come from: the targets, or an address.
     pub source: String,
@@ -63,11 +63,15 @@ pub(crate) enum Purpose {
 }
 
 /// The state of the screen.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Top {
     pub(crate) options: Options,
     pub(crate) status: Status,
     pub(crate) world: Option<World>,
+    /// Whether that is made of totals: the names of functions are awaited.
+    pub(crate) has_totals_only: bool,
+    /// Whether processes are shown in place of programs.
+    pub(crate) apart: bool,
     /// The views, from the outermost to the one shown.
     pub(crate) views: Vec<View>,
     pub(crate) entries: Vec<Entry>,
@@ -82,7 +86,8 @@ pub struct Top {
     has_begun: bool,
     /// The latest profile that arrived while frozen.
     pending: Option<Arc<Profile>>,
-    details: HashMap<RowId, Details>,
+    /// Figures of the rows on the screen.
+    pub(crate) details: HashMap<RowId, Details>,
     medians: HashMap<RowId, Option<f64>>,
     /// See [`Self::remember`].
     pub(crate) past: HashMap<String, Vec<f64>>,
@@ -94,26 +99,30 @@ pub struct Top {
 impl Top {
     /// A screen without a profile.
     pub fn new(options: Options) -> Self {
-        Self {
-            options,
-            status: Status::default(),
-            world: None,
-            views: vec![View::new(Kind::Programs)],
-            entries: Vec::new(),
-            input: None,
-            search: String::new(),
-            message: None,
-            help: false,
-            large: false,
-            frozen: false,
-            has_begun: false,
-            pending: None,
-            details: HashMap::new(),
-            medians: HashMap::new(),
-            past: HashMap::new(),
-            boxes: Vec::new(),
-            page: 1,
+        Self { options, views: vec![View::new(Kind::Programs)], page: 1, ..Self::default() }
+    }
+
+    /// Takes totals, without stacks, which need no names. They are shown until a profile arrives.
+    pub fn take_totals(&mut self, totals: Arc<Profile>) {
+        if self.world.is_none() {
+            (self.status, self.has_totals_only) = (Status::Live, true);
+            self.world = Some(self.world_of(totals));
+            self.refresh();
         }
+    }
+
+    /// A world that starts with a profile.
+    fn world_of(&self, profile: Arc<Profile>) -> World {
+        World::new(profile, self.options.confidence, Leaves::new(self.options.frames, self.apart))
+    }
+
+    /// Shows processes in place of programs, or programs again.
+    pub(crate) fn divide(&mut self) {
+        let Some(world) = &mut self.world else { return };
+        self.apart = !self.apart;
+        world.divide(self.apart);
+        self.views = vec![View { sort: self.views[0].sort, ..View::new(Kind::Programs) }];
+        self.renew();
     }
 
     /// Takes a profile. If the screen is frozen, the profile is shown later.
@@ -122,6 +131,10 @@ impl Top {
         if self.frozen {
             self.pending = Some(profile);
             return;
+        }
+        if std::mem::take(&mut self.has_totals_only) {
+            // They have no stacks that could be compared.
+            self.world = None;
         }
         let has_lifetimes = profile.rows.iter().any(|row| row.lifetimes.is_some());
         match &mut self.world {
@@ -132,7 +145,7 @@ impl Top {
                 }
             }
             None => {
-                self.world = Some(World::new(profile, self.options.confidence, self.options.frames));
+                self.world = Some(self.world_of(profile));
             }
         }
         if has_lifetimes {
@@ -194,7 +207,7 @@ impl Top {
         if view.kind != Kind::Flame {
             let is_due = world.marked.as_ref().is_some_and(|marked| marked.is_due(view, world.now.at));
             if is_due {
-                let found = significance::test(world, view, &self.entries);
+                let found = marked::test(world, view, &self.entries);
                 let at = world.now.at;
                 world.marked.iter_mut().for_each(|marked| marked.keep(view, at, found.clone()));
             }
@@ -236,11 +249,6 @@ impl Top {
         }
     }
 
-    /// Figures of a row on the screen.
-    pub(crate) fn details(&self, id: &RowId) -> Option<&Details> {
-        self.details.get(id)
-    }
-
     /// Median lifetime of a row on the screen, in seconds.
     pub(crate) fn median(&self, id: &RowId) -> Option<f64> {
         self.medians.get(id).copied().flatten()
@@ -267,6 +275,7 @@ impl Top {
         trail.push(view.program.map_or_else(|| "all".to_owned(), |it| world.leaves.program_name(it).to_owned()));
         trail.extend(view.through.map(function));
         trail.push(match view.kind {
+            Kind::Programs if self.apart => "processes".to_owned(),
             Kind::Programs => "programs".to_owned(),
             Kind::Stacks => "stacks".to_owned(),
             Kind::Functions => "functions".to_owned(),
@@ -283,7 +292,7 @@ impl Top {
         let view = &self.views[self.views.len() - 1];
         if let Some(world) = &self.world {
             let zoom: &Path = &view.zoom;
-            self.boxes = crate::flame::boxes(world, &scope(world, view), zoom, columns, rows);
+            self.boxes = boxes(world, &scope(world, view), zoom, columns, rows);
         }
     }
 }

@@ -2,6 +2,9 @@
 
 use std::collections::HashSet;
 
+use crate::layout::Cell;
+use crate::sums::Tally;
+
 /// Functions from the root of a tree to one of its calls.
 pub(crate) type Path = Vec<u32>;
 
@@ -16,6 +19,21 @@ pub(crate) enum RowId {
     Leaf(u32),
     /// A call in a tree.
     Path(Path),
+}
+
+/// A row.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// Identity of the row.
+    pub(crate) id: RowId,
+    /// Its figures.
+    pub(crate) tally: Tally,
+    /// Its depth in a tree.
+    pub(crate) depth: usize,
+    /// Whether the row's branch is open; `None` if there is nothing below it.
+    pub(crate) is_open: Option<bool>,
+    /// Leaves of the row, if it is in a tree.
+    pub(crate) leaves: Vec<u32>,
 }
 
 /// Where a tree starts, and in which direction it goes.
@@ -45,38 +63,6 @@ pub(crate) enum Kind {
     Flame,
 }
 
-/// What rows are sorted by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sort {
-    /// Bytes in use.
-    #[default]
-    InUse,
-    /// Growth of the bytes in use.
-    Growth,
-    /// Rate of allocation.
-    Rate,
-    /// Blocks in use.
-    Count,
-    /// Median lifetime.
-    Lifetime,
-    /// Name.
-    Name,
-    /// Resident memory, which only programs have.
-    Resident,
-}
-
-impl Sort {
-    /// All of them, in the order of their keys.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::InUse, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name, Self::Resident];
-
-    /// The next sort order.
-    pub(crate) fn next(self) -> Self {
-        let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
-        Self::ALL[(at + 1) % Self::ALL.len()]
-    }
-}
-
 /// A view.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
@@ -86,8 +72,8 @@ pub(crate) struct View {
     pub(crate) program: Option<u32>,
     /// Only stacks through this function.
     pub(crate) through: Option<u32>,
-    /// What the rows are sorted by.
-    pub(crate) sort: Sort,
+    /// The column that the rows are sorted by.
+    pub(crate) sort: Cell,
     /// Whether the smallest come first.
     pub(crate) reversed: bool,
     /// Only rows whose name has this text.

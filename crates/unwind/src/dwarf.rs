@@ -4,7 +4,6 @@
 //! out: all preserved registers (realigned frames, lazy binding), expressions of signal frames, and the reason why a
 //! walk ended. Saved registers are located but not read, so a walk reads little more than one word per frame.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::address_bits::AddressBits;
@@ -16,7 +15,7 @@ use crate::rules::Rules;
 use crate::runtime::{NoRuntime, RuntimeCode};
 use crate::state::State;
 use crate::walk::{Surroundings, walk};
-use sampler_ebpf::abi::{InFlightCall, ProcessKey, Registers};
+use sampler_ebpf::abi::{InFlightCall, Registers};
 
 /// Limits of an [`Unwinder`].
 #[derive(Clone, Copy, Debug)]
@@ -104,11 +103,14 @@ pub struct Unwinder {
     max_depth: usize,
     bits: AddressBits,
     rules: Rules,
-    stacks: StackCache,
-    reads: Reads,
+    /// The stacks that were found, and others: equal ones share one `Arc`.
+    pub stacks: StackCache,
+    /// The words of the copy that the last walk of [`Self::unwind`] read.
+    pub reads: Reads,
     frames: Vec<RawFrame>,
     statistics: Statistics,
-    was_repeated: bool,
+    /// Whether the last stack came from the cache.
+    pub was_repeated: bool,
 }
 
 impl Default for Unwinder {
@@ -178,7 +180,7 @@ impl Unwinder {
             Completeness::Complete => None,
         };
         let stack = match better {
-            Some(better) => self.intern(RawStack {
+            Some(better) => self.stacks.intern(RawStack {
                 completeness: Completeness::Truncated(better),
                 frames: stack.frames.clone(),
                 unwinder: stack.unwinder,
@@ -225,36 +227,6 @@ impl Unwinder {
         self.statistics.complete += u64::from(stack.completeness == Completeness::Complete);
     }
 
-    /// Returns the `Arc` that all stacks equal to `stack` share, for a stack that was not unwound here.
-    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
-        self.stacks.intern(stack)
-    }
-
-    /// Whether the last stack came from the cache.
-    pub const fn was_repeated(&self) -> bool {
-        self.was_repeated
-    }
-
-    /// The words of the copy that the last walk of [`Self::unwind`] read.
-    pub const fn reads(&self) -> &Reads {
-        &self.reads
-    }
-
-    /// Drops cached stacks of these processes, which have ended.
-    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
-        self.stacks.forget(ended);
-    }
-
-    /// All stacks that are in use, and others that were lately.
-    pub fn stacks(&self) -> impl Iterator<Item = &RawStack> {
-        self.stacks.interned()
-    }
-
-    /// Drops shared stacks that are not in use elsewhere.
-    pub fn sweep(&mut self) {
-        self.stacks.sweep();
-    }
-
     /// Drops unwind sections that have not been used since the last call.
     pub fn drop_unused(&mut self) {
         self.rules.modules.drop_unused();
@@ -264,7 +236,7 @@ impl Unwinder {
     pub fn statistics(&self) -> Statistics {
         Statistics {
             modules: self.rules.modules.count() as u64,
-            section_bytes: self.rules.modules.held_bytes() as u64,
+            section_bytes: self.rules.modules.held_bytes as u64,
             ..self.statistics
         }
     }

@@ -85,11 +85,9 @@ pub mod mapping;
 pub mod memory;
 pub mod raw;
 pub mod rule;
-mod rule_cache;
 mod rules;
 pub mod runtime;
 mod state;
-mod trampoline;
 mod walk;
 
 // Code shared with fuzz targets refers to the crate by name.

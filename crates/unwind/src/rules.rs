@@ -8,7 +8,6 @@ use crate::cfi::{Budget, Context, ModuleCfi, Row};
 use crate::image::ModuleFiles;
 use crate::mapping::{Mapping, ModuleId};
 use crate::rule::{FoundRule, Rule, Section};
-use crate::rule_cache::RuleCache;
 
 /// Size of unwind sections that are read between two calls of [`LoadedModules::drop_unused`], bytes, after which only
 /// modules that were read less than [`MOST_READS`] times are read. Sections that do not fit into memory together are
@@ -35,14 +34,10 @@ impl Rules {
     /// Creates an empty set of rules. At most `section_bytes` of unwind sections will be held.
     pub fn new(section_bytes: usize) -> Self {
         let modules = LoadedModules {
-            loaded: HashMap::new(),
             budget_bytes: section_bytes,
-            held_bytes: 0,
             left_bytes: MOST_READ_BYTES,
             more_bytes: MOST_MORE_BYTES,
-            reads: HashMap::new(),
-            clock: 0,
-            looked_at: 0,
+            ..LoadedModules::default()
         };
         Self { cache: RuleCache::default(), modules, context: Context::new() }
     }
@@ -115,10 +110,12 @@ impl Rules {
 }
 
 /// Unwind sections of modules, within a budget: the least recently used are dropped first.
+#[derive(Default)]
 pub struct LoadedModules {
     loaded: HashMap<ModuleId, Loaded>,
     budget_bytes: usize,
-    held_bytes: usize,
+    /// Memory that they use, bytes.
+    pub held_bytes: usize,
     /// What is left of [`MOST_READ_BYTES`] until the next [`Self::drop_unused`].
     left_bytes: usize,
     /// What is left of [`MOST_MORE_BYTES`] until then.
@@ -140,11 +137,6 @@ impl LoadedModules {
     /// Number of modules, including those that could not be read.
     pub fn count(&self) -> usize {
         self.loaded.len()
-    }
-
-    /// Memory that they use, bytes.
-    pub fn held_bytes(&self) -> usize {
-        self.held_bytes
     }
 
     /// Drops modules that have not been used since the last call, and those that could not be read. Rules found in them
@@ -196,6 +188,38 @@ fn load(files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>,
         Ok(Ok(cfi)) => Ok(Arc::new(cfi)),
         Ok(Err(error)) => Err(error.to_string().into()),
         Err(_) => Err("malformed file".into()),
+    }
+}
+
+const CACHE_SLOTS: usize = 1 << 15;
+
+/// A direct-mapped cache of rules by module and file offset. The bytes of a module never change, so one cache serves
+/// every process and every state of its mappings.
+pub struct RuleCache {
+    slots: Box<[Option<(ModuleId, u64, FoundRule)>]>,
+}
+
+impl Default for RuleCache {
+    fn default() -> Self {
+        Self { slots: vec![None; CACHE_SLOTS].into_boxed_slice() }
+    }
+}
+
+impl RuleCache {
+    fn slot(module: ModuleId, offset: u64) -> usize {
+        let mixed = (offset ^ u64::from(module.0).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 49) as usize % CACHE_SLOTS
+    }
+
+    /// Returns the cached rule for the code at `offset` of the file.
+    pub fn get(&self, module: ModuleId, offset: u64) -> Option<FoundRule> {
+        let (kept_module, kept_offset, rule) = self.slots[Self::slot(module, offset)]?;
+        (kept_module == module && kept_offset == offset).then_some(rule)
+    }
+
+    /// Caches a rule, replacing any other in its slot.
+    pub fn put(&mut self, module: ModuleId, offset: u64, rule: FoundRule) {
+        self.slots[Self::slot(module, offset)] = Some((module, offset, rule));
     }
 }
 
@@ -275,15 +299,15 @@ mod tests {
         for module in [one, two, one] {
             rules.modules.cfi(&mut files, module).expect("our own file");
         }
-        let both = rules.modules.held_bytes();
+        let both = rules.modules.held_bytes;
         rules.modules.drop_unused();
         assert_eq!((rules.modules.count(), files.0), (2, 2), "both were used");
         rules.modules.cfi(&mut files, one).expect("our own file");
         rules.modules.drop_unused();
-        assert_eq!((rules.modules.count(), rules.modules.held_bytes()), (1, both / 2));
+        assert_eq!((rules.modules.count(), rules.modules.held_bytes), (1, both / 2));
         rules.modules.drop_unused();
-        assert_eq!((rules.modules.count(), rules.modules.held_bytes()), (0, 0));
+        assert_eq!((rules.modules.count(), rules.modules.held_bytes), (0, 0));
         rules.modules.cfi(&mut files, two).expect("our own file");
-        assert_eq!((rules.modules.held_bytes(), files.0), (both / 2, 3), "read again");
+        assert_eq!((rules.modules.held_bytes, files.0), (both / 2, 3), "read again");
     }
 }

@@ -22,11 +22,11 @@ macro_rules! assert_layouts {
 fn sizes_and_offsets_are_those_of_the_abi() {
     assert_layouts! {
         ProcessKey: 16 { start_ns: 0, tgid: 8, exec_id: 12 }
-        LivingThread: 32 { process: 0, memory_users: 16, cpu_ns: 24 }
+        LivingThread: 40 { process: 0, memory_users: 16, cpu_ns: 24, syscall_work: 32 }
         LiveKey: 24 { space: 0, address: 16 }
         LiveValue: 56 { sample: 0, time_ns: 8, thread_calls: 16, size_bytes: 24, trials: 32, interval: 40, offset: 44, tid: 48, site: 52 }
-        Config: 256 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, began_ns: 88, comm_pattern: 96, offsets: 112 }
-        KernelOffsets: 144 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112, mm_users: 120, task_cpu: 128, signal_cpu: 136 }
+        Config: 264 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, began_ns: 88, comm_pattern: 96, offsets: 112 }
+        KernelOffsets: 152 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112, mm_users: 120, task_cpu: 128, signal_cpu: 136, task_syscall_work: 144 }
         Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 48 { threads: 0, threads_flushed: 8, records_lost: 16, ended_uncounted: 24, ended_uncounted_ns: 32, ended_counted_ns: 40 }
         Counters: 328 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272, inline_sampled: 280, counted_inside: 288, inline_frees: 296, announced: 304, inline_sampled_bytes: 312, set_full: 320 }

@@ -2,6 +2,18 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Makes methods that return one byte each of a word, from this bit on.
+macro_rules! bytes_of_word {
+    ($($(#[$about:meta])* $name:ident: $bit:literal,)*) => {$(
+        $(#[$about])*
+        #[inline(always)]
+        #[must_use]
+        pub const fn $name(self) -> u8 {
+            (self.0 >> $bit) as u8
+        }
+    )*};
+}
+
 /// A probe site, and how to read the call there. The link's cookie contains its index in the `SITES` map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -86,18 +98,11 @@ impl Operand {
         self.0 as u8
     }
 
-    /// Number of the register.
-    #[inline(always)]
-    #[must_use]
-    pub const fn register_number(self) -> u8 {
-        (self.0 >> 8) as u8
-    }
-
-    /// Size of the value, bytes.
-    #[inline(always)]
-    #[must_use]
-    pub const fn bytes(self) -> u8 {
-        (self.0 >> 16) as u8
+    bytes_of_word! {
+        /// Number of the register.
+        register_number: 8,
+        /// Size of the value, bytes.
+        bytes: 16,
     }
 
     /// The displacement, sign-extended.
@@ -163,32 +168,15 @@ impl Cookie {
         Self((self.0 & !(3 << LINK_KIND_SHIFT)) | ((link_kind as u64) << LINK_KIND_SHIFT))
     }
 
-    /// [`Site::size_argument`].
-    #[inline(always)]
-    #[must_use]
-    pub const fn size_argument(self) -> u8 {
-        (self.0 >> 32) as u8
-    }
-
-    /// [`Site::times_argument`].
-    #[inline(always)]
-    #[must_use]
-    pub const fn times_argument(self) -> u8 {
-        (self.0 >> 40) as u8
-    }
-
-    /// [`Site::old_argument`].
-    #[inline(always)]
-    #[must_use]
-    pub const fn old_argument(self) -> u8 {
-        (self.0 >> 48) as u8
-    }
-
-    /// [`Site::flags`].
-    #[inline(always)]
-    #[must_use]
-    pub const fn flags(self) -> u8 {
-        (self.0 >> 56) as u8
+    bytes_of_word! {
+        /// [`Site::size_argument`].
+        size_argument: 32,
+        /// [`Site::times_argument`].
+        times_argument: 40,
+        /// [`Site::old_argument`].
+        old_argument: 48,
+        /// [`Site::flags`].
+        flags: 56,
     }
 
     /// Everything except the index: equal for all functions with the same calling convention.

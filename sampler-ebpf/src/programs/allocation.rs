@@ -13,7 +13,7 @@ use sampler_ebpf::trials;
 use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::context::cookie;
-use crate::counters::{self, add_shared, count_record_lost};
+use crate::counters::{count_call_without_state, count_record_lost};
 use crate::kernel_stack::use_kernel_stack;
 use crate::limits;
 use crate::live;
@@ -22,7 +22,6 @@ use crate::memory::read_user;
 use crate::nesting::{is_reentrant, is_tail_jump};
 use crate::output;
 use crate::pending;
-use crate::process::{current_task, process_of};
 use crate::stack;
 use crate::thread::{Pending, SLOTS, TAIL, ThreadState};
 
@@ -260,10 +259,7 @@ fn lose(ctx: *mut c_void, call: Cookie) {
     if old_address != 0 && call.flags() & SITE_ZERO_FREES != 0 && requested(call, &arguments) == Some(0) {
         return live::release_without_state(old_address);
     }
-    if let Some(counters) = counters::without_state(process_of(current_task())) {
-        // SAFETY: the pointer is to a counter in a map's value.
-        unsafe { add_shared(&raw mut (*counters).lost_no_thread_state, 1) };
-    }
+    count_call_without_state();
     if old_address != 0 {
         live::report_without_state(old_address);
     }

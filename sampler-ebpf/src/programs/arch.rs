@@ -19,36 +19,18 @@ mod registers {
     /// Bytes that the return instruction pops from the stack.
     pub const RETURN_SLOT: u64 = 8;
 
+    /// The offsets of registers in the context.
+    macro_rules! offsets {
+        ($($register:ident)*) => {
+            [$(offset_of!(Context, $register)),*]
+        };
+    }
+
     /// Offsets in the context of each argument register, and of the accumulator.
-    pub const ARGUMENTS: [usize; 7] = [
-        offset_of!(Context, rdi),
-        offset_of!(Context, rsi),
-        offset_of!(Context, rdx),
-        offset_of!(Context, rcx),
-        offset_of!(Context, r8),
-        offset_of!(Context, r9),
-        offset_of!(Context, rax),
-    ];
+    pub const ARGUMENTS: [usize; 7] = offsets!(rdi rsi rdx rcx r8 r9 rax);
 
     /// Offsets in the context of each register, by its number in the instruction set.
-    pub const GENERAL: [usize; 16] = [
-        offset_of!(Context, rax),
-        offset_of!(Context, rcx),
-        offset_of!(Context, rdx),
-        offset_of!(Context, rbx),
-        offset_of!(Context, rsp),
-        offset_of!(Context, rbp),
-        offset_of!(Context, rsi),
-        offset_of!(Context, rdi),
-        offset_of!(Context, r8),
-        offset_of!(Context, r9),
-        offset_of!(Context, r10),
-        offset_of!(Context, r11),
-        offset_of!(Context, r12),
-        offset_of!(Context, r13),
-        offset_of!(Context, r14),
-        offset_of!(Context, r15),
-    ];
+    pub const GENERAL: [usize; 16] = offsets!(rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15);
     /// Offset of the flags.
     pub const FLAGS: usize = offset_of!(Context, eflags);
 
@@ -56,7 +38,7 @@ mod registers {
     pub const SYSCALL_ARGUMENTS: [usize; 5] =
         [ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2], offset_of!(Context, r10), ARGUMENTS[4]];
     /// Offsets of the instruction pointer, stack pointer and frame pointer.
-    pub const SPECIAL: [usize; 3] = [offset_of!(Context, rip), offset_of!(Context, rsp), offset_of!(Context, rbp)];
+    pub const SPECIAL: [usize; 3] = offsets!(rip rsp rbp);
     /// Offset of the link register, if the architecture has one.
     pub const LINK: Option<usize> = None;
     /// Offset of the system call's number.
@@ -254,24 +236,15 @@ pub fn return_value(ctx: *mut c_void) -> u64 {
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn register(ctx: *mut c_void, number: u8) -> u64 {
-    match number {
-        0 => read_register!(ctx, registers::GENERAL[0]),
-        1 => read_register!(ctx, registers::GENERAL[1]),
-        2 => read_register!(ctx, registers::GENERAL[2]),
-        3 => read_register!(ctx, registers::GENERAL[3]),
-        4 => read_register!(ctx, registers::GENERAL[4]),
-        5 => read_register!(ctx, registers::GENERAL[5]),
-        6 => read_register!(ctx, registers::GENERAL[6]),
-        7 => read_register!(ctx, registers::GENERAL[7]),
-        8 => read_register!(ctx, registers::GENERAL[8]),
-        9 => read_register!(ctx, registers::GENERAL[9]),
-        10 => read_register!(ctx, registers::GENERAL[10]),
-        11 => read_register!(ctx, registers::GENERAL[11]),
-        12 => read_register!(ctx, registers::GENERAL[12]),
-        13 => read_register!(ctx, registers::GENERAL[13]),
-        14 => read_register!(ctx, registers::GENERAL[14]),
-        _ => read_register!(ctx, registers::GENERAL[15]),
+    macro_rules! general {
+        ($($number:literal)*) => {
+            match number {
+                $($number => read_register!(ctx, registers::GENERAL[$number]),)*
+                _ => read_register!(ctx, registers::GENERAL[15]),
+            }
+        };
     }
+    general!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
 }
 
 /// Whether a conditional jump with this condition would be taken now.

@@ -6,6 +6,7 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use crate::maps::{self, TOTALS, UNATTRIBUTED};
+use crate::process::{current_task, process_of};
 
 /// Adds to a counter that several CPUs may add to.
 ///
@@ -62,6 +63,15 @@ pub fn totals_of(process: ProcessKey) -> Option<*mut Counters> {
 #[inline(always)]
 pub fn without_state(process: ProcessKey) -> Option<*mut Counters> {
     totals_of(process).or_else(|| UNATTRIBUTED.get_ptr_mut(0))
+}
+
+/// Counts an allocation call, or an announced sample, by a thread without state.
+#[inline(always)]
+pub fn count_call_without_state() {
+    if let Some(counters) = without_state(process_of(current_task())) {
+        // SAFETY: the pointer is to a counter in a map's value.
+        unsafe { add_shared(&raw mut (*counters).lost_no_thread_state, 1) };
+    }
 }
 
 /// Counts a block that was freed although its entry in the live map could not be removed.

@@ -124,18 +124,12 @@ fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
     let slot = state.open_slot(sp) & (SLOTS - 1);
     state.slots[slot] = Pending {
         sp,
-        size: 0,
-        trials: 0,
-        offset: 0,
-        interval: 0,
         caller: arch::return_address(ctx, sp),
-        out: 0,
         old_address: block,
         old,
         site: site(ctx),
         sampled: 0,
-        return_sites_probed: 0,
-        may_throw: 0,
+        ..Pending::OVER
     };
 }
 

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::generated::bpf_seq_write;
-use sampler_ebpf::abi::{LivingThread, ThreadRecord};
+use sampler_ebpf::abi::{KernelOffsets, LivingThread, ThreadRecord};
 
 use crate::config::config;
 use crate::maps::THREADS;
@@ -105,7 +105,9 @@ pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
     }
     let memory: u64 = read_kernel(task + config!(offsets.task_mm));
     let memory_users = if memory == 0 { 0 } else { read_kernel::<u32>(memory + config!(offsets.mm_users)).into() };
-    let thread = LivingThread { process: process_of(task), memory_users, cpu_ns: cpu_ns(task, signal) };
+    let work_offset = config!(offsets.task_syscall_work);
+    let syscall_work = if work_offset == KernelOffsets::ABSENT { 0 } else { read_kernel::<u64>(task + work_offset) };
+    let thread = LivingThread { process: process_of(task), memory_users, cpu_ns: cpu_ns(task, signal), syscall_work };
     // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are
     // all initialised because it has no padding.
     unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const thread).cast(), size_of::<LivingThread>() as u32) };

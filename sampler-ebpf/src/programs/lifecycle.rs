@@ -7,7 +7,7 @@ use sampler_ebpf::abi::{ProcessKey, kind, link_kind, target_rule};
 
 use crate::config::config;
 use crate::context::argument;
-use crate::counters::{add_shared, count_process_event_lost, totals_of};
+use crate::counters::{add_shared, totals_of};
 use crate::inline_counts;
 use crate::maps::{self, PYTHON, TARGETS, THREADS, TOTALS};
 use crate::memory::{make_zero, read_kernel};
@@ -49,8 +49,8 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
         link_kind::SHARED
     };
     // If there is no space for the child, that is counted.
-    if target::list_as(child_tgid, kind) && !output::submit_process(kind::FORK, process_of(parent), process_of(child)) {
-        count_process_event_lost();
+    if target::list_as(child_tgid, kind) {
+        output::submit_process(kind::FORK, process_of(parent), process_of(child));
     }
     0
 }
@@ -71,13 +71,13 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     }
     // The new program is mapped, and has not run yet. It reaches its entry point soon after this program returns, so
     // it is reported to whoever holds it there, and may list it anew, as early as possible.
-    if target::listed(next.tgid) && !output::report_exec(next.tgid) {
-        count_process_event_lost();
+    if target::listed(next.tgid) {
+        output::report_exec(next.tgid);
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
     let ran_python = PYTHON.remove(next.tgid).is_ok();
-    if (announced || ran_python) && !output::submit_process(kind::RESET, next, ProcessKey::default()) {
-        count_process_event_lost();
+    if announced || ran_python {
+        output::submit_process(kind::RESET, next, ProcessKey::default());
     }
     let mut was_tracked = false;
     if let Some(state) = THREADS.current() {
@@ -91,8 +91,8 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     inline_counts::replaced(ended);
     // The thread that calls exec may never have called an allocator. The totals then show whether other threads have.
     let counted = was_tracked || has_totals(ended) || inline_counts::counts(ended);
-    if counted && !output::submit_process(kind::EXEC, ended, next) {
-        count_process_event_lost();
+    if counted {
+        output::submit_process(kind::EXEC, ended, next);
     }
     report_if_uncounted(ended, counted);
     0
@@ -102,12 +102,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
-    if let Some(state) = THREADS.current()
-        && state.is_tracked()
-    {
-        flush(state);
-        state.status = NEW;
-    }
+    end_thread(THREADS.current());
     let task = current_task();
     let signal: u64 = read_kernel(task + config!(offsets.task_signal));
     let live: u32 = read_kernel(signal + config!(offsets.signal_live));
@@ -124,8 +119,8 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     let counted = is_counted || has_totals(process);
     report_if_uncounted(process, counted);
     let listed = TARGETS.remove(process.tgid).is_ok();
-    if (listed || counted) && !output::submit_exit(process, cpu_ns) {
-        count_process_event_lost();
+    if listed || counted {
+        output::submit_exit(process, cpu_ns);
     }
     0
 }
@@ -137,13 +132,7 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
 #[unsafe(link_section = "tp_btf/sched_process_free")]
 pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
     // SAFETY: the context is an array of the arguments, of which the first is a task that has ended.
-    let state = unsafe { THREADS.of_ended(*ctx.cast::<*mut c_void>()) };
-    if let Some(state) = state
-        && state.is_tracked()
-    {
-        flush(state);
-        state.status = NEW;
-    }
+    end_thread(unsafe { THREADS.of_ended(*ctx.cast::<*mut c_void>()) });
     0
 }
 
@@ -158,9 +147,8 @@ fn has_totals(process: ProcessKey) -> bool {
 /// Reports that a target's program has ended, if nothing counted it and programs are counted individually.
 #[inline(always)]
 fn report_if_uncounted(process: ProcessKey, is_counted: bool) {
-    let is_to_be_reported = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
-    if is_to_be_reported && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
-        count_process_event_lost();
+    if !is_counted && maps::execs().is_some() && target::listed(process.tgid) {
+        output::submit_process(kind::UNCOUNTED, process, ProcessKey::default());
     }
 }
 
@@ -176,6 +164,17 @@ fn note_end(is_counted: bool, cpu_ns: u64) {
             add_shared(&raw mut (*progress).ended_uncounted, 1);
             add_shared(&raw mut (*progress).ended_uncounted_ns, cpu_ns);
         }
+    }
+}
+
+/// Keeps the counters of a thread that has ended.
+#[inline(always)]
+fn end_thread(state: Option<&mut ThreadState>) {
+    if let Some(state) = state
+        && state.is_tracked()
+    {
+        flush(state);
+        state.status = NEW;
     }
 }
 

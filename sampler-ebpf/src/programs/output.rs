@@ -6,7 +6,7 @@ use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind, 
 use zerocopy::FromBytes;
 
 use crate::config::config;
-use crate::counters::{self, add_shared, count_record_lost};
+use crate::counters::{self, add_shared, count_process_event_lost, count_record_lost};
 use crate::maps;
 use crate::thread::ThreadState;
 
@@ -77,17 +77,12 @@ pub unsafe fn discard<T>(record: &mut T) {
     unsafe { bpf_ringbuf_discard(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_NO_WAKEUP)) };
 }
 
-/// Reports the free of a tracked sample that has already been removed from the live map.
-#[inline(always)]
-pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
-    report_free(state, value);
-}
-
-/// Same as [`submit_free`], in a global function, which the verifier checks once.
+/// Reports the free of a tracked sample that has already been removed from the live map. (A global function: the
+/// verifier checks it once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn report_free(state: *mut ThreadState, value: *const LiveValue) -> u32 {
-    // SAFETY: `submit_free` passes references.
+pub extern "C" fn submit_free(state: *mut ThreadState, value: *const LiveValue) -> u32 {
+    // SAFETY: the callers pass references.
     let (Some(state), Some(value)) = (unsafe { state.as_mut() }, unsafe { value.as_ref() }) else { return 0 };
     let record = reserve::<FreeRecord>();
     complete_free(state, value, record);
@@ -152,22 +147,22 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
     unsafe { submit(record) };
 }
 
-/// Reports a process event. Returns whether the record fit.
+/// Reports a process event, or counts that its record did not fit.
 #[inline(always)]
-pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool {
-    submit_process_with(event, process, next, 0)
+pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) {
+    submit_process_with(event, process, next, 0);
 }
 
-/// Reports the end of a process, which has used this much CPU time. Returns whether the record fit.
+/// Reports the end of a process, which has used this much CPU time, or counts that its record did not fit.
 #[inline(always)]
-pub fn submit_exit(process: ProcessKey, cpu_ns: u64) -> bool {
+pub fn submit_exit(process: ProcessKey, cpu_ns: u64) {
     let cpu_us = (cpu_ns / 1000).min(u64::from(u32::MAX));
-    submit_process_with(kind::EXIT, process, ProcessKey::default(), cpu_us as u32)
+    submit_process_with(kind::EXIT, process, ProcessKey::default(), cpu_us as u32);
 }
 
 #[inline(always)]
-fn submit_process_with(event: u32, process: ProcessKey, next: ProcessKey, cpu_us: u32) -> bool {
-    let Some(record) = reserve::<ProcessRecord>() else { return false };
+fn submit_process_with(event: u32, process: ProcessKey, next: ProcessKey, cpu_us: u32) {
+    let Some(record) = reserve::<ProcessRecord>() else { return count_process_event_lost() };
     *record = ProcessRecord { kind: event, cpu_us, time_ns: now(), process, next };
     if event == kind::RESET || event == kind::FORK && config!(target_rules) == 0 {
         // The allocations of this process are not seen, or not named, until the daemon has examined it, so the daemon
@@ -178,17 +173,17 @@ fn submit_process_with(event: u32, process: ProcessKey, next: ProcessKey, cpu_us
         // SAFETY: as above.
         unsafe { submit(record) };
     }
-    true
 }
 
-/// Immediately reports the exec of a target to the waiting reader. Returns whether there was space, or nothing waits.
+/// Immediately reports the exec of a target to the reader, if one waits, or counts that there was no space.
 #[inline(always)]
-pub fn report_exec(tgid: u32) -> bool {
-    let Some(ring) = maps::execs() else { return true };
+pub fn report_exec(tgid: u32) {
+    let Some(ring) = maps::execs() else { return };
     // SAFETY: the helper returns null or space for four bytes, aligned to 8, which nothing else refers to.
-    let Some(record) = (unsafe { ring.reserve(size_of::<u32>() as u64).cast::<u32>().as_mut() }) else { return false };
+    let Some(record) = (unsafe { ring.reserve(size_of::<u32>() as u64).cast::<u32>().as_mut() }) else {
+        return count_process_event_lost();
+    };
     *record = tgid;
     // SAFETY: `record` was reserved above, and is not used afterwards.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
-    true
 }

@@ -141,50 +141,28 @@ fn free_share(ring: Ring) -> u64 {
     (left / STACK_SPACE_SHARE).max(FIRST_STACK_BYTES)
 }
 
-/// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so this uses the smallest size class
-/// that is large enough.
+/// Copies into a reservation of the smallest of these size classes (KiB) that is large enough, or else of the last one
+/// (bytes). A reservation must have a constant size.
+macro_rules! copy_in_class {
+    ($copy:expr, [$($kib:literal)*], $largest:expr) => {{
+        let (ring, source, wanted, ends_at) = $copy;
+        $(if wanted <= $kib << 10 {
+            return copy_into::<{ $kib << 10 }>(ring, source, wanted, ends_at);
+        })*
+        copy_into::<{ $largest }>(ring, source, wanted, ends_at)
+    }};
+}
+
+/// Copies at most [`FIRST_STACK_BYTES`].
 #[inline(always)]
 fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
-    if wanted <= 4 << 10 {
-        return copy_into::<{ 4 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 8 << 10 {
-        return copy_into::<{ 8 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 16 << 10 {
-        return copy_into::<{ 16 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 32 << 10 {
-        return copy_into::<{ 32 << 10 }>(ring, source, wanted, ends_at);
-    }
-    copy_into::<FIRST_STACK_BYTES>(ring, source, wanted, ends_at)
+    copy_in_class!((ring, source, wanted, ends_at), [4 8 16 32], FIRST_STACK_BYTES)
 }
 
 /// Same as [`copy_short`], for more bytes. The classes are closer together, because they are large.
 #[inline(always)]
 fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
-    if wanted <= 96 << 10 {
-        return copy_into::<{ 96 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 128 << 10 {
-        return copy_into::<{ 128 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 192 << 10 {
-        return copy_into::<{ 192 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 256 << 10 {
-        return copy_into::<{ 256 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 384 << 10 {
-        return copy_into::<{ 384 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 512 << 10 {
-        return copy_into::<{ 512 << 10 }>(ring, source, wanted, ends_at);
-    }
-    if wanted <= 768 << 10 {
-        return copy_into::<{ 768 << 10 }>(ring, source, wanted, ends_at);
-    }
-    copy_into::<{ 1 << 20 }>(ring, source, wanted, ends_at)
+    copy_in_class!((ring, source, wanted, ends_at), [96 128 192 256 384 512 768], 1 << 20)
 }
 
 #[inline(always)]

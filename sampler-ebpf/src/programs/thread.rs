@@ -125,30 +125,10 @@ pub struct Pending {
 
 impl Pending {
     /// A sampled call that has already ended when it is reported, so nothing of it is in flight.
-    pub const OVER: Self = Self {
-        sp: 0,
-        size: 0,
-        trials: 0,
-        offset: 0,
-        interval: 0,
-        caller: 0,
-        out: 0,
-        old_address: 0,
-        old: LiveValue {
-            sample: 0,
-            time_ns: 0,
-            thread_calls: 0,
-            size_bytes: 0,
-            trials: 0,
-            interval: 0,
-            offset: 0,
-            tid: 0,
-            site: 0,
-        },
-        site: 0,
-        sampled: 1,
-        return_sites_probed: 0,
-        may_throw: 0,
+    pub const OVER: Self = {
+        // SAFETY: a call consists of integers only, so all zeros is a valid value.
+        let nothing: Self = unsafe { core::mem::zeroed() };
+        Self { sampled: 1, ..nothing }
     };
 }
 

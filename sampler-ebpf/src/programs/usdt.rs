@@ -14,14 +14,13 @@ use crate::allocation;
 use crate::arch::{self, register};
 use crate::config::config;
 use crate::context::cookie;
-use crate::counters::{self, add_shared};
+use crate::counters::count_call_without_state;
 use crate::kernel_stack::use_kernel_stack;
 use crate::live;
 use crate::mapping;
 use crate::maps;
 use crate::memory::read_user;
 use crate::output;
-use crate::process::{current_task, process_of};
 use crate::thread::{Pending, ThreadState};
 
 /// Size of the probed no-op, bytes.
@@ -33,7 +32,7 @@ const NO_OP_BYTES: u64 = 1;
 pub extern "C" fn usdt_alloc(ctx: *mut c_void) -> u32 {
     use_kernel_stack(ctx);
     let probe = cookie(ctx);
-    if let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), lose) {
+    if let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), count_call_without_state) {
         announced(ctx, state, probe.index());
     }
     0
@@ -163,13 +162,4 @@ fn argument(ctx: *mut c_void, site: u32, index: usize, value: &mut u64) -> bool 
     };
     *value = operand.value(word);
     true
-}
-
-/// Counts a sample by a thread without state.
-#[inline(never)]
-fn lose() {
-    if let Some(counters) = counters::without_state(process_of(current_task())) {
-        // SAFETY: the pointer is to a counter in a map's value.
-        unsafe { add_shared(&raw mut (*counters).lost_no_thread_state, 1) };
-    }
 }

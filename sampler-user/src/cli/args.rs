@@ -8,10 +8,11 @@ use clap_complete::Shell;
 use heapbpf_record::plan::Hook;
 use heapbpf_record::terminal::Color;
 
-use super::choices::CensusFormat;
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{FrameArgs, LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
-use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds, parse_pid};
+use super::values::{
+    CensusFormat, Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds, parse_pid,
+};
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
 ///

@@ -1,19 +1,16 @@
 //! `heapbpf census`: what is in use in running processes, by type and size.
 
-use std::io::IsTerminal;
-
 use anyhow::Context as _;
 use heapbpf_host::census;
 use heapbpf_host::process::{Target, select};
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_record::progress_line::during;
-use heapbpf_record::terminal;
 use heapbpf_symbols::demangle::Demangler;
 
 use super::args::CensusArgs;
-use super::choices::CensusFormat;
 use super::compare::print;
 use super::error::PlanError;
+use super::values::CensusFormat;
 use crate::view::TableOptions;
 use crate::view::census::{Counted, Counts, table};
 
@@ -38,9 +35,7 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<u8> {
         print(&match args.format {
             CensusFormat::Json => pretty_json(&counts).context("cannot write the census as JSON")?,
             CensusFormat::Text => {
-                let color = args.color.is_on(std::io::stdout().is_terminal());
-                let width = terminal::width().unwrap_or(100);
-                let options = TableOptions { width, color, top: args.top, ..TableOptions::default() };
+                let options = TableOptions { top: args.top, ..TableOptions::of_output(args.color) };
                 let tables: Vec<String> = counts.processes.iter().map(|it| table(it, options)).collect();
                 tables.join("\n")
             }

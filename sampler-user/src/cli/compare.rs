@@ -1,6 +1,6 @@
 //! `heapbpf diff` and `heapbpf merge`.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
@@ -12,7 +12,6 @@ use heapbpf_profile::page;
 use heapbpf_profile::value::Value;
 use heapbpf_record::output::Output;
 use heapbpf_record::progress_line::during;
-use heapbpf_record::terminal;
 
 use super::error::PlanError;
 use super::pictures::write_bytes;
@@ -38,7 +37,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     }
     let diff = during(|| "comparing".into(), || diff::diff(&before, &after, &options));
     let as_json = || pretty_json(&diff).context("cannot write the comparison as JSON");
-    let as_text = |width, color| table(&diff, &TableOptions { width, color, top: args.top, stacks: args.stacks });
+    let as_text = |of: TableOptions| table(&diff, &TableOptions { top: args.top, stacks: args.stacks, ..of });
     for (path, product) in &products {
         let bytes = match product {
             Product::Json => as_json()?.into_bytes(),
@@ -46,9 +45,8 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
             Product::Page => {
                 let growth = page::growth_data(&before, &after, args.confidence);
                 let data = page::page_data(&after, Value::InuseSpace, args.group_by, args.confidence);
-                page::static_page(&data, &as_text(130, false), Some(&growth))
-                    .context("cannot write the page")?
-                    .into_bytes()
+                let text = as_text(TableOptions { width: 130, ..TableOptions::default() });
+                page::static_page(&data, &text, Some(&growth)).context("cannot write the page")?.into_bytes()
             }
         };
         write_bytes(path, args.force, &bytes)?;
@@ -56,8 +54,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     if !products.is_empty() {
         return Ok(0);
     }
-    let color = args.color.is_on(std::io::stdout().is_terminal());
-    print(&if args.json { as_json()? } else { as_text(terminal::width().unwrap_or(100), color) })
+    print(&if args.json { as_json()? } else { as_text(TableOptions::of_output(args.color)) })
 }
 
 /// How a comparison is written.

@@ -1,7 +1,5 @@
 //! `heapbpf doctor`: what the kernel, the targets and their allocators allow.
 
-use std::io::IsTerminal;
-
 use anyhow::Context;
 use heapbpf_attach::files::Sources;
 use heapbpf_attach::hooks::Hooks;
@@ -16,7 +14,6 @@ use heapbpf_profile::escape::pretty_json;
 use heapbpf_record::cost::measure;
 use heapbpf_record::plan::PythonObjects;
 use heapbpf_record::progress_line::during;
-use heapbpf_record::terminal;
 use heapbpf_symbols::debug_files;
 
 use super::args::DoctorArgs;
@@ -24,6 +21,7 @@ use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
 use crate::doctor::{Diagnosis, KernelSide, clean, command, hooking, processes};
+use crate::view::TableOptions;
 
 /// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, 1 otherwise.
 ///
@@ -46,9 +44,9 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     kernel.audit.checks.extend(hooking(no_inline, forbidden));
     let counts_inside = args.target.python_objects != PythonObjects::Never && no_inline.is_none();
     let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
-    let mut hooks =
-        Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects == PythonObjects::Always), true)
-            .of(Sources::AllocatorsOrAnnouncements);
+    let table = Table::new(&custom).with_objects(args.target.python_objects == PythonObjects::Always);
+    let mut hooks = Hooks::new(rules, table, true);
+    hooks.files.sources = Sources::AllocatorsOrAnnouncements;
     let mut debug_dirs = args.debug_dir.clone();
     debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());
 
@@ -79,8 +77,8 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let text = if args.json {
         pretty_json(&found).context("cannot write the diagnosis as JSON")?
     } else {
-        let color = args.color.is_on(std::io::stdout().is_terminal());
-        crate::view::doctor::diagnosis(&found, terminal::width().unwrap_or(100), color)
+        let TableOptions { width, color, .. } = TableOptions::of_output(args.color);
+        crate::view::doctor::diagnosis(&found, width, color)
     };
     print(&text)?;
     Ok(u8::from(!found.ok))

@@ -79,28 +79,8 @@ fn is_a_view(word: &str) -> bool {
 
 /// Returns the name that is most similar to a word, if any is similar enough.
 fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
-    let near = names.map(|name| (mistakes(word, name), name)).min()?;
+    let near = names.map(|name| (strsim::osa_distance(word, name), name)).min()?;
     (near.0 <= 2 && near.0 * 2 < word.chars().count()).then(|| near.1.to_owned())
-}
-
-/// Returns how many characters must be inserted, removed, replaced or swapped with their neighbour to turn one word
-/// into the other.
-fn mistakes(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().take(32).collect(), other.chars().collect());
-    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
-    for i in 1..=one.len() {
-        let mut row = vec![i];
-        for j in 1..=other.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
-            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[one.len()][other.len()]
 }
 
 #[cfg(test)]
@@ -122,10 +102,6 @@ mod tests {
         for word in ["python3", "ls", "./record-it"] {
             assert!(message(&["heapbpf", word]).contains("to start a program"), "{word}");
         }
-        assert_eq!(
-            [mistakes("", "abc"), mistakes("abc", "abc"), mistakes("acb", "abc"), mistakes("xbc", "abc")],
-            [3, 0, 1, 1]
-        );
     }
 
     #[test]

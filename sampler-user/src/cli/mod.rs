@@ -3,7 +3,6 @@
 pub mod allocators;
 pub mod args;
 pub mod census;
-pub mod choices;
 pub mod compare;
 pub mod doctor;
 #[cfg(test)]
@@ -13,7 +12,6 @@ pub mod frames;
 pub mod hints;
 pub mod log;
 pub mod manual;
-pub mod names;
 pub mod pictures;
 pub mod pipelines;
 pub mod plan;
@@ -23,7 +21,6 @@ pub mod read_args;
 pub mod record_args;
 pub mod report;
 pub mod report_products;
-pub mod short_help;
 pub mod targets;
 pub mod top;
 pub mod values;

@@ -29,11 +29,10 @@ use heapbpf_symbols::options::Options;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_kind};
 
 use super::allocators;
-use super::choices::YesNoArg;
 use super::error::PlanError;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
-use super::values::{Interval, Overhead};
+use super::values::{Interval, Overhead, YesNoArg};
 use super::{frames, pipelines};
 use crate::run::RunPlan;
 
@@ -83,7 +82,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
         keeps_running,
         sampling: SamplingPlan {
             interval,
-            criterion: args.sampling.criterion.into(),
+            criterion: args.sampling.criterion,
             automatic: args.sampling.interval == Interval::Auto,
             classes,
             live: !args.sampling.no_live,
@@ -110,7 +109,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
 
 /// Checks options against each other. Returns the target rules.
 fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
-    if args.sampling.no_live && At::from(args.output.at) == At::Peak {
+    if args.sampling.no_live && args.output.at == At::Peak {
         return Err(PlanError::Usage("--at peak needs in-use figures: leave out --no-live".into()));
     }
     if let Some(value) = args.output.value.filter(|value| args.sampling.no_live && value.needs_frees()) {
@@ -147,7 +146,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
     let sampling = &args.sampling;
     let refusal = if sampling.interval != Interval::Size(DEFAULT_INTERVAL) {
         "processes choose their interval themselves: leave -i out"
-    } else if Criterion::from(sampling.criterion) != Criterion::Bytes {
+    } else if sampling.criterion != Criterion::Bytes {
         "processes sample by bytes: leave --criterion out"
     } else if sampling.mmap {
         "an allocator's own mappings cannot be told from others: leave --mmap out"
@@ -163,7 +162,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
 
 /// Checks that inline hooks support the requested options.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
-    if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
+    if args.sampling.criterion == Criterion::SizeClass {
         let refusal = "only one interval for all sizes is supported: leave --criterion size-class out";
         return Err(PlanError::Usage(format!("--hook inline: {refusal}")));
     }
@@ -207,7 +206,7 @@ fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static f
         files,
         default_format,
         write: WriteOptions { value: output.value, confidence: output.confidence, group_by: output.group_by },
-        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into() },
+        adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at },
         triggers: snapshots.triggers(),
         keep: snapshots.keep.map(|keep| keep as usize),
         stats: output.stats.clone(),
@@ -234,7 +233,7 @@ fn ring_sizes(args: &RecordArgs, interval: u64, classes: Option<&ClassRule>) -> 
         None => interval,
     };
     let copies = args.stacks.unwind != Unwind::FramePointers;
-    RingSizes::of_interval(interval, args.sampling.criterion.into(), copies)
+    RingSizes::of_interval(interval, args.sampling.criterion, copies)
 }
 
 fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes) -> KernelPlan {
@@ -247,7 +246,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
             Unwind::FramePointers => stack_kind::FRAME_POINTERS,
             Unwind::Auto | Unwind::Dwarf => stack_kind::COPIED,
         },
-        criterion: heapbpf_record::sampling::criterion_code(Criterion::from(args.sampling.criterion)),
+        criterion: heapbpf_record::sampling::criterion_code(args.sampling.criterion),
         self_tgid: std::process::id(),
         memory_bytes: memory_bytes(),
         page_bytes: procfs::page_size(),
@@ -269,7 +268,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         config,
         sizes,
         rings,
-        link: limits.link.kind(),
+        link: limits.link,
         hook: limits.hook,
         no_inline: forbid_inline_hooks(),
         lossless: is_lossless(args),
@@ -282,7 +281,7 @@ const LOSSLESS_INTERVAL: u64 = 4 << 10;
 /// Whether programs wait when samples arrive faster than they are read.
 fn is_lossless(args: &RecordArgs) -> bool {
     let is_small = matches!(args.sampling.interval, Interval::Size(1..=LOSSLESS_INTERVAL));
-    let by_bytes = Criterion::from(args.sampling.criterion) == Criterion::Bytes;
+    let by_bytes = args.sampling.criterion == Criterion::Bytes;
     let is_default = !args.target.command.is_empty() && is_small && by_bytes;
     args.limits.lossless.map_or(is_default, |arg| arg == YesNoArg::Yes)
 }
@@ -297,7 +296,7 @@ const HOST_BUDGET: f64 = 0.25;
 
 /// Returns the sampling interval in trials, and the rule for size classes.
 fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> {
-    match (Criterion::from(args.criterion), &args.interval) {
+    match (args.criterion, &args.interval) {
         (Criterion::SizeClass, Interval::Size(0)) => Ok((0, None)),
         (Criterion::SizeClass, Interval::Size(overall)) => Ok((CLASS_INTERVAL, Some(ClassRule::Even(*overall)))),
         (Criterion::SizeClass, Interval::Classes(path)) => {
@@ -319,7 +318,7 @@ fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> 
 
 /// Returns a warning if the default interval, which is meant for bytes, counts allocations.
 fn rare_samples(args: &RecordArgs) -> Option<String> {
-    let criterion = Criterion::from(args.sampling.criterion);
+    let criterion = args.sampling.criterion;
     let is_default = args.sampling.interval == Interval::Size(DEFAULT_INTERVAL);
     (is_default && criterion != Criterion::Bytes).then(|| {
         format!(
@@ -385,6 +384,9 @@ mod tests {
             (&["--all", "--no-live", "--snapshot", "peak"], "--no-live"),
             (&["--all", "--snapshot", "limit"], "name one with -o"),
             (&["--all", "--lossless", "--hook", "probe"], "--hook"),
+            (&["--all", "--hook", "usdt", "-i", "4096"], "leave -i out"),
+            (&["--all", "--hook", "usdt", "--criterion", "allocations"], "leave --criterion out"),
+            (&["--all", "--hook", "usdt", "--alloc", "a.so:f(size=arg0)->ret"], "leave --alloc out"),
             (&["--all", "--no-live", "--at-peak"], "--no-live"),
             (&["--all", "--no-live", "--value", "inuse_space"], "choose alloc_space"),
             (&["--all", "--no-live", "--value", "at_exit_objects", "-o", "x.folded"], "--no-live"),
@@ -398,6 +400,33 @@ mod tests {
             let (message, status) = refusal(words);
             assert!(message.contains(part), "{words:?}: {message}");
             assert_eq!(status, 2, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn commands_wait_at_small_intervals_and_others_if_asked_to() {
+        let waits = |words: &[&str]| {
+            let words = [&["heapbpf"], words].concat();
+            is_lossless(&Cli::try_parse_from(words).unwrap().record)
+        };
+        for words in [
+            &["-i", "1", "--", "x"][..],
+            &["-i", "4KiB", "--", "x"],
+            &["--lossless", "--", "x"],
+            &["--all", "--lossless"],
+        ] {
+            assert!(waits(words), "{words:?}");
+        }
+        for words in [
+            &["--", "x"][..],
+            &["-i", "4097", "--", "x"],
+            &["-i", "0", "--", "x"],
+            &["-i", "auto", "--", "x"],
+            &["-i", "1", "--criterion", "allocations", "--", "x"],
+            &["-i", "1", "--lossless=no", "--", "x"],
+            &["-i", "1", "--all"],
+        ] {
+            assert!(!waits(words), "{words:?}");
         }
     }
 

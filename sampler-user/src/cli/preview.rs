@@ -1,7 +1,6 @@
 //! `heapbpf plan`: what sampling intervals would observe in a program, and what they would cost it. Works from a saved
 //! profile or from a short recording.
 
-use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::Context;
@@ -20,7 +19,6 @@ use heapbpf_record::output::{self, OutputError};
 use heapbpf_record::plan::Hook;
 use heapbpf_record::progress_line::during;
 use heapbpf_record::remarks::say;
-use heapbpf_record::terminal;
 use heapbpf_statistics::plan::{ClassPlan, Costs};
 
 use super::args::{Cli, PlanArgs};
@@ -76,9 +74,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     print(&if args.json {
         pretty_json(&preview).context("cannot write the plan as JSON")?
     } else {
-        let color = args.color.is_on(std::io::stdout().is_terminal());
-        let width = terminal::width().unwrap_or(100);
-        text(&preview, TableOptions { width, color, ..TableOptions::default() })
+        text(&preview, TableOptions::of_output(args.color))
     })
 }
 

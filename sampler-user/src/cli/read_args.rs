@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use heapbpf_profile::adjust::At;
 use heapbpf_profile::diff::Exposure;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::report::By;
@@ -11,10 +12,8 @@ use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 use regex::Regex;
 
-use super::choices::{AtArg, PlotArg};
-use super::names;
 use super::record_args::FrameArgs;
-use super::values::{OutputFile, parse_confidence, parse_exposure, parse_size};
+use super::values::{self, OutputFile, PlotArg, parse_confidence, parse_exposure, parse_size};
 
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]
@@ -27,10 +26,10 @@ pub struct DiffArgs {
     #[arg(long)]
     pub json: bool,
     /// Value to compare
-    #[arg(long, value_name = "VALUE", value_parser = names::values())]
+    #[arg(long, value_name = "VALUE", value_parser = values::values())]
     pub value: Option<Value>,
     /// How stacks are grouped
-    #[arg(long, value_name = "GROUP", value_parser = names::groups())]
+    #[arg(long, value_name = "GROUP", value_parser = values::groups())]
     pub group_by: Option<GroupBy>,
     /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER, numbers of anything else such as
     /// requests. Default: per second, or per recording if both recordings lasted until their processes ended
@@ -66,7 +65,7 @@ pub struct MergeArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: OutputFile,
     /// Format, if the file's extension does not determine it
-    #[arg(long, value_name = "FORMAT", value_parser = names::formats())]
+    #[arg(long, value_name = "FORMAT", value_parser = values::formats())]
     pub format: Option<String>,
     /// Overwrite the output
     #[arg(long)]
@@ -104,7 +103,7 @@ pub struct ReportArgs {
     /// Format: text (tables), or a file format, which goes to standard output without -o; with -o only needed if the
     /// file's extension does not determine it. --by, --tree, --callers and --suspects: csv, json; --tree and --callers
     /// also svg, folded; --plot: svg, png
-    #[arg(long, value_name = "FORMAT", value_parser = names::report_formats())]
+    #[arg(long, value_name = "FORMAT", value_parser = values::report_formats())]
     pub format: Option<String>,
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
@@ -113,7 +112,7 @@ pub struct ReportArgs {
     #[arg(long)]
     pub details: bool,
     /// What a row of the table stands for
-    #[arg(long, value_name = "WHAT", value_parser = names::tables())]
+    #[arg(long, value_name = "WHAT", value_parser = values::tables())]
     pub by: Option<By>,
     /// Show leak suspects instead of the table: what grows, by bytes per second, and what lives far longer than is
     /// usual for its stack
@@ -147,7 +146,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
     pub functions: usize,
     /// Value to sort by
-    #[arg(long, value_name = "VALUE", value_parser = names::values())]
+    #[arg(long, value_name = "VALUE", value_parser = values::values())]
     pub value: Option<Value>,
     /// Which frames are shown.
     #[command(flatten)]
@@ -159,10 +158,10 @@ pub struct ReportArgs {
     #[arg(long)]
     pub calibrate: bool,
     /// Moment of the in-use figures
-    #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
-    pub at: AtArg,
+    #[arg(long, value_parser = values::moments_of_figures(), default_value = "end", value_name = "MOMENT")]
+    pub at: At,
     /// How stacks are grouped
-    #[arg(long, value_name = "GROUP", value_parser = names::groups())]
+    #[arg(long, value_name = "GROUP", value_parser = values::groups())]
     pub group_by: Option<GroupBy>,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]

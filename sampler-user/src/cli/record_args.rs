@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use heapbpf_profile::adjust::At;
 use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::model::Criterion;
 use heapbpf_profile::value::Value;
 use heapbpf_record::plan::{Hook, PythonObjects, TriggerOptions, Unwind};
 use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 
-use super::choices::{AtArg, CriterionArg, LinkArg, YesNoArg};
-use super::names;
 use super::values::{
-    Interval, Moment, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen,
-    parse_moment, parse_overhead, parse_pid, parse_seed, parse_size,
+    self, ForcedLink, Interval, Moment, OutputFile, Overhead, YesNoArg, parse_confidence, parse_duration,
+    parse_interval, parse_listen, parse_moment, parse_overhead, parse_pid, parse_seed, parse_size,
 };
 
 /// Options of recording.
@@ -72,7 +72,7 @@ pub struct TargetArgs {
     /// Also profile children of these processes, earlier and later ones, and what they execute (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Leave children out; for up to eight processes that are named by --pid, probes then slow no others
+    /// Leave children out (with --hook probe and at most eight --pid, other processes are then not slowed)
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
@@ -99,13 +99,12 @@ impl TargetArgs {
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
     /// Mean number of bytes between samples: `4096`, `64k`, `64KiB`, `1MB`. 1 samples every allocation, 0 only counts,
-    /// `auto` takes the smallest at which samples cost little. With --criterion, allocations instead of bytes, or
-    /// `@plan.json` for intervals by size
+    /// `auto` takes the smallest at which samples cost little
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
-    /// What is equally likely to be sampled
-    #[arg(long, value_enum, default_value_t, help_heading = "Sampling")]
-    pub criterion: CriterionArg,
+    /// What is equally likely to be sampled; except with bytes, -i is a number of allocations
+    #[arg(long, value_parser = values::criteria(), default_value = "bytes", help_heading = "Sampling")]
+    pub criterion: Criterion,
     /// Count allocations only: no probe on free, no in-use figures, half the cost
     #[arg(long, help_heading = "Sampling")]
     pub no_live: bool,
@@ -124,23 +123,23 @@ pub struct SamplingArgs {
 #[derive(Debug, Args)]
 pub struct OutputArgs {
     /// Moment of the in-use figures
-    #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
-    pub at: AtArg,
+    #[arg(long, value_parser = values::moments_of_figures(), default_value = "end", value_name = "MOMENT", help_heading = "Output")]
+    pub at: At,
     /// Write the profile to this file. The suffix names the format: x.json has everything, x.pb.gz is for pprof, x.html
     /// is a page; or FORMAT:FILE. `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<OutputFile>,
     /// Format, if the file's extension does not determine it
-    #[arg(long, value_name = "FORMAT", value_parser = names::formats(), help_heading = "Output")]
+    #[arg(long, value_name = "FORMAT", value_parser = values::formats(), help_heading = "Output")]
     pub format: Option<String>,
     /// Overwrite files named by -o and --stats, and follow your own symbolic links to them
     #[arg(long, help_heading = "Output")]
     pub force: bool,
     /// Value to write in formats that hold only one
-    #[arg(long, value_name = "VALUE", value_parser = names::values(), help_heading = "Output")]
+    #[arg(long, value_name = "VALUE", value_parser = values::values(), help_heading = "Output")]
     pub value: Option<Value>,
     /// How stacks are grouped
-    #[arg(long, value_name = "GROUP", value_parser = names::groups(), help_heading = "Output")]
+    #[arg(long, value_name = "GROUP", value_parser = values::groups(), help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]
@@ -203,8 +202,8 @@ pub struct LimitArgs {
     #[arg(long, value_enum, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "yes", help_heading = "Limits")]
     pub lossless: Option<YesNoArg>,
     /// How uprobes are attached
-    #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
-    pub link: LinkArg,
+    #[arg(long, value_parser = values::links(), default_value = "auto", help_heading = "Limits")]
+    pub link: ForcedLink,
 }
 
 /// What is shown on the terminal.
@@ -239,7 +238,7 @@ pub struct FrameArgs {
 }
 
 /// Snapshots on the way: numbered files beside the outputs. SIGUSR1 asks for one at any time.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Args)]
 pub struct SnapshotArgs {
     /// Also write a snapshot every TIME (name.0001.pb.gz, …): the same as `--snapshot TIME`
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Snapshots")]
@@ -285,7 +284,7 @@ impl SnapshotArgs {
 }
 
 /// Serving and pushing.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Serve HTTP at this address: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which means loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, help_heading = "Pipelines")]

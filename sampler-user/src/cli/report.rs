@@ -1,7 +1,7 @@
 //! `heapbpf report`: shows a saved profile as text tables, or writes it in another format. It can add names to a
 //! profile without names.
 
-use std::io::{ErrorKind, IsTerminal, Read};
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{self, ReportOptions, Source, Tree, source_candidates, source_lines};
 use heapbpf_record::progress_line::during;
 use heapbpf_record::remarks::say;
-use heapbpf_record::terminal;
 use heapbpf_symbols::debuginfod::settings;
 use heapbpf_symbols::offline::{self, Summary};
 use heapbpf_symbols::options::Options;
@@ -26,6 +25,7 @@ use super::profiles;
 use super::read_args::ReportArgs;
 use super::report_products::products;
 use super::{frames, plan};
+use crate::view::TableOptions;
 
 /// Default number of table rows.
 const ROWS: usize = 20;
@@ -53,7 +53,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         if args.symbolize {
             print_summary(&symbolize(&mut profile, args));
         }
-        Adjustments { calibrate: args.calibrate, at: args.at.into() }.apply(&mut profile)?;
+        Adjustments { calibrate: args.calibrate, at: args.at }.apply(&mut profile)?;
         filter(args).apply(&mut profile);
         all.push(profile);
     }
@@ -117,9 +117,10 @@ fn is_brief(args: &ReportArgs) -> bool {
 }
 
 fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
+    let TableOptions { width, color, .. } = TableOptions::of_output(args.color);
     Ok(ReportOptions {
-        width: terminal::width().unwrap_or(100),
-        color: args.color.is_on(std::io::stdout().is_terminal()),
+        width,
+        color,
         group_by: args.group_by,
         sort: args.value,
         brief: is_brief(args),

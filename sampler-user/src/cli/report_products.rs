@@ -12,12 +12,11 @@ use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{ReportOptions, Tree, data};
 use heapbpf_record::output::{Output, STANDARD_OUTPUT};
 
-use super::choices::PlotArg;
 use super::error::PlanError;
 use super::pictures::{Picture, write_bytes};
 use super::pipelines;
 use super::read_args::ReportArgs;
-use super::values::OutputFile;
+use super::values::{OutputFile, PlotArg};
 
 /// Name of the format for tables on a terminal, which is not a file format.
 const TEXT: &str = "text";
@@ -105,7 +104,7 @@ fn product(
         ("svg" | "folded", Some(Tree::Down)) => Ok(Product::Profile(output)),
         ("svg" | "folded", Some(Tree::Callers(_))) => Ok(Product::Callers(output)),
         (name, tree) => {
-            let option = match view.as_str() {
+            let option = match view {
                 "tree" | "callers" | "suspects" => format!("--{view}"),
                 by => format!("--by {by}"),
             };
@@ -151,10 +150,10 @@ impl Product {
             }
             Self::View(path, kind) => {
                 let bytes = match kind {
-                    Data::Csv => data::csv(profile, options),
-                    Data::Json => data::json(profile, options).map(String::into_bytes),
+                    Data::Csv => data::csv(profile, options).context("cannot write the table")?,
+                    Data::Json => data::json(profile, options).context("cannot write the table")?.into_bytes(),
                 };
-                write_bytes(path, args.force, &bytes.context("cannot write the table")?)?;
+                write_bytes(path, args.force, &bytes)?;
             }
             Self::Plot(plot, _, picture) => {
                 let stacks = args.top.map_or(CURVES, |top| top.clamp(1, MOST_CURVES));

@@ -2,13 +2,13 @@
 
 use std::io::IsTerminal;
 
+use clap::Parser as _;
 use heapbpf_access::tokens::Tokens;
 use heapbpf_record::terminal::Color;
 
-use super::args::TopArgs;
-use super::choices::AtArg;
+use super::args::{Cli, TopArgs};
 use super::error::PlanError;
-use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs};
+use super::record_args::RecordArgs;
 use super::{frames, plan};
 use crate::top::{Address, Look, live, watched};
 
@@ -52,40 +52,20 @@ fn check_terminal() -> Result<(), PlanError> {
 
 /// Returns the options of a recording that writes nothing and shows nothing itself.
 fn recording_args(args: &TopArgs) -> RecordArgs {
-    RecordArgs {
-        target: args.target.clone(),
-        sampling: args.sampling.clone(),
-        duration: None,
-        output: OutputArgs {
-            at: AtArg::default(),
-            outputs: Vec::new(),
-            format: None,
-            force: false,
-            value: None,
-            group_by: None,
-            confidence: args.confidence,
-            stats: None,
-        },
-        snapshots: SnapshotArgs::default(),
-        serve: ServeArgs::default(),
-        stacks: args.stacks.clone(),
-        limits: args.limits.clone(),
-        display: DisplayArgs {
-            quiet: true,
-            verbose: args.verbose,
-            no_progress: true,
-            color: Color::Never,
-            frames: args.frames,
-        },
-    }
+    let mut options = Cli::parse_from(["heapbpf"]).record;
+    (options.target, options.sampling) = (args.target.clone(), args.sampling.clone());
+    (options.stacks, options.limits) = (args.stacks.clone(), args.limits.clone());
+    options.output.confidence = args.confidence;
+    let display = &mut options.display;
+    (display.quiet, display.no_progress, display.verbose) = (true, true, args.verbose);
+    (display.color, display.frames) = (Color::Never, args.frames);
+    options
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::args::{Cli, Command};
+    use crate::cli::args::Command;
 
     fn parsed(words: &[&str]) -> TopArgs {
         let cli = Cli::try_parse_from([&["heapbpf", "top"], words].concat()).unwrap();

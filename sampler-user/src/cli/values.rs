@@ -1,12 +1,22 @@
-//! Parsers of option values, with their ranges: sizes, durations, intervals, levels.
+//! Option values: parsers with their ranges (sizes, durations, intervals, levels), and values that are chosen from a few
+//! words, which completions and `--help` list.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command, ValueEnum};
+use heapbpf_kernel::programs::LinkKind;
+use heapbpf_profile::adjust::At;
 use heapbpf_profile::diff::Exposure;
-use heapbpf_profile::formats::{self, Format, FormatError};
+use heapbpf_profile::formats::{self, FORMATS, Format, FormatError};
+use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::model::Criterion;
+use heapbpf_profile::report::By;
 use heapbpf_profile::units;
 use heapbpf_profile::value::Value;
 use heapbpf_statistics::plan::LARGEST_INTERVAL;
@@ -198,9 +208,137 @@ pub fn parse_moment(text: &str) -> Result<Moment, String> {
     }
 }
 
+/// How a census is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CensusFormat {
+    /// A table
+    #[default]
+    Text,
+    /// JSON
+    Json,
+}
+
+/// Yes or no, as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum YesNoArg {
+    /// Yes
+    Yes,
+    /// No
+    No,
+}
+
+/// What is drawn of profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlotArg {
+    /// A value over time, with error bands; needs snapshots
+    Timeline,
+    /// Share of blocks still in use by age, with error bands
+    Survival,
+    /// Time in probes, and calls; needs snapshots
+    Overhead,
+}
+
+impl PlotArg {
+    /// Whether the plot needs several snapshots.
+    pub const fn is_of_snapshots(self) -> bool {
+        matches!(self, Self::Timeline | Self::Overhead)
+    }
+}
+
+/// A parser of a few words, each with what `--help` says about it and with its value.
+fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
+    words: [(&'static str, &'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let shown = words.each_ref().map(|(word, help, _)| PossibleValue::new(*word).help(*help));
+    let value = move |given: String| words.iter().find(|(word, ..)| *word == given).map(|(.., value)| value.clone());
+    PossibleValuesParser::new(shown).try_map(move |given| value(given).ok_or("not one of these words"))
+}
+
+/// Criteria of sampling.
+pub fn criteria() -> impl TypedValueParser<Value = Criterion> {
+    one_of([
+        ("bytes", "Each byte: shows where memory goes", Criterion::Bytes),
+        ("allocations", "Each allocation: shows which code is most active", Criterion::Allocations),
+        ("size-class", "Each size class, or according to given intervals (-i @plan.json)", Criterion::SizeClass),
+    ])
+}
+
+/// The kind of link, if one is forced. (Under this name, clap does not take the option itself for optional.)
+pub type ForcedLink = Option<LinkKind>;
+
+/// How uprobes are linked.
+pub fn links() -> impl TypedValueParser<Value = ForcedLink> {
+    one_of([
+        ("auto", "The best that this kernel has", None),
+        ("session", "Sessions (kernel 6.13)", Some(LinkKind::Session)),
+        ("multi", "Multi links (kernel 6.6)", Some(LinkKind::Multi)),
+        ("perf", "Perf events", Some(LinkKind::Perf)),
+    ])
+}
+
+/// Moments of the figures in use.
+pub fn moments_of_figures() -> impl TypedValueParser<Value = At> {
+    one_of([
+        ("end", "The end of the recording", At::End),
+        ("peak", "When the estimated total in use was highest", At::Peak),
+    ])
+}
+
+/// A parser of names. Its function decides what it accepts, and what it says about other words.
+#[derive(Clone)]
+pub struct Names<T> {
+    names: Vec<&'static str>,
+    parse: fn(&str) -> Result<T, String>,
+}
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Names<T> {
+    type Value = T;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        self.parse.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.names.iter().copied().map(PossibleValue::new)))
+    }
+}
+
+/// What stacks can be grouped by.
+pub fn groups() -> Names<GroupBy> {
+    Names { names: GroupBy::ALL.map(GroupBy::name).into(), parse: parsed }
+}
+
+/// What a table can have rows for.
+pub fn tables() -> Names<By> {
+    Names { names: By::ALL.map(By::name).into(), parse: parsed }
+}
+
+/// Values of a profile.
+pub fn values() -> Names<Value> {
+    Names { names: Value::ALL.map(Value::name).into(), parse: parse_value }
+}
+
+/// Formats in which profiles are written. They are checked where a file's extension may choose them as well.
+pub fn formats() -> Names<String> {
+    Names { names: FORMATS.iter().map(|format| format.name()).collect(), parse: parsed }
+}
+
+/// The same formats, and those that only `heapbpf report` has: text tables and plots.
+pub fn report_formats() -> Names<String> {
+    let names = formats().names;
+    Names { names: [&["text"], names.as_slice(), &["png"]].concat(), parse: parsed }
+}
+
+fn parsed<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
     use super::*;
+    use crate::cli::args::Cli;
 
     #[test]
     fn a_moment_is_a_time_a_size_or_a_word() {
@@ -279,5 +417,31 @@ mod tests {
         for bad in ["1", "0", "NaN", "ninety", "100%"] {
             assert!(parse_confidence(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn each_listed_name_is_accepted_and_others_are_explained() {
+        let mut number = 0;
+        for (command, of) in [(&[][..], "record"), (&["report", "x.json"], "report"), (&["diff", "a", "b"], "diff")] {
+            let all = Cli::command();
+            let found = all.find_subcommand(of).expect("a command");
+            for (option, other) in
+                [("value", "one of alloc_"), ("group-by", "choose program, pid"), ("by", "choose stack")]
+            {
+                let Some(arg) = found.get_arguments().find(|arg| arg.get_long() == Some(option)) else { continue };
+                let values = arg.get_possible_values();
+                assert!(values.len() >= 4, "{of} --{option}");
+                let words = |value: &str| [&["heapbpf"], command, &[&format!("--{option}={value}")]].concat().join(" ");
+                for value in &values {
+                    let words = words(value.get_name());
+                    Cli::try_parse_from(words.split(' ')).unwrap_or_else(|error| panic!("{words}: {error}"));
+                    number += 1;
+                }
+                let error = Cli::try_parse_from(words("nonsense").split(' ')).unwrap_err().to_string();
+                assert!(error.contains(other), "{error}");
+            }
+        }
+        assert!(number > 30, "{number}");
+        Cli::try_parse_from(["heapbpf", "--group-by", "process"]).expect("another name of pid");
     }
 }

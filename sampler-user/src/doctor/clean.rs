@@ -1,15 +1,24 @@
-//! `heapbpf doctor --clean`: removes from processes what a killed heapbpf left in them.
+//! `heapbpf doctor --clean`: removes from processes what a killed heapbpf left in them. The cleaner process does the
+//! same if its daemon is killed; until then, it stops other processes for the daemon.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use heapbpf_attach::inline::attempts::Attempts;
+use heapbpf_attach::inline::cleaner::{WORD, serve};
 use heapbpf_attach::inline::left::{Left, claim};
 use heapbpf_attach::inline::objects::lead_back;
 use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after, may_pass, reason};
 use heapbpf_attach::stop_limit;
+use heapbpf_host::independent::independent_of;
+use heapbpf_host::privileges::{hide_memory, restrict_cleaner};
+use heapbpf_host::process::all_pids;
 use heapbpf_remote::{Error, NAME_PREFIX, left_open};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// What was done, and whether anything remains.
 #[derive(Debug, Default)]
@@ -31,7 +40,7 @@ impl Cleaned {
 #[must_use]
 pub fn clean(pids: &[u32]) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    let all = if pids.is_empty() { all_processes() } else { pids.to_vec() };
+    let all = if pids.is_empty() { all_pids().unwrap_or_default() } else { pids.to_vec() };
     let since = Instant::now();
     for pid in all {
         if has_ours(pid) {
@@ -39,11 +48,6 @@ pub fn clean(pids: &[u32]) -> Cleaned {
         }
     }
     cleaned
-}
-
-fn all_processes() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Whether one of our memfds is mapped or was left open. A closer check takes longer. A running heapbpf holds
@@ -118,4 +122,55 @@ fn try_to_clean(pid: u32, (attempts, since): (Attempts, Instant), cleaned: &mut 
         }
     }
     Ok(())
+}
+
+/// Number of scans of all processes, and the time between them. A process that forks during a scan passes its hooks on.
+const ROUNDS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Returns the daemon's PID, if the arguments ask for a cleaner.
+pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
+    let mut arguments = arguments.skip(1);
+    arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()
+}
+
+/// Runs as the cleaner of a daemon, with the connection to it as standard input.
+///
+/// # Errors
+/// It cannot detach itself from the daemon, or cannot wait for it.
+pub fn run(daemon: i32) -> io::Result<()> {
+    let daemon = match independent_of(daemon, c"hb-cleaner") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        daemon => Some(daemon?),
+    };
+    hide_memory();
+    restrict_cleaner();
+    if serve(io::stdin().as_fd()) {
+        return Ok(());
+    }
+    // The daemon's locks are held until it has ended.
+    if let Some(daemon) = daemon {
+        poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None)?;
+    }
+    for _ in 0..ROUNDS {
+        if clean(&[]).lines.is_empty() {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_its_own_arguments_make_a_cleaner() {
+        let asked = |words: &[&str]| asked_for(words.iter().map(OsString::from));
+        assert_eq!(asked(&["x", WORD, "12"]), Some(12));
+        for none in [&["x"][..], &["x", WORD], &["x", WORD, "y"], &["x", "--pid", "12"], &[WORD, "12"]] {
+            assert_eq!(asked(none), None, "{none:?}");
+        }
+    }
 }

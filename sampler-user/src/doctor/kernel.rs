@@ -61,16 +61,8 @@ impl KernelSide {
         let loaded = load(&mut checks);
         let events = HostEvents::open(RingOptions::default()).map(drop);
         checks.push(outcome("process events", true, events.map(|()| "perf events of every CPU".into())));
-        let mount = cgroup::mount_point();
-        checks.push(Check {
-            name: "cgroup v2",
-            ok: mount.is_some(),
-            needed: false,
-            detail: mount.map_or_else(
-                || "not mounted: --cgroup cannot be used".into(),
-                |mount| format!("mounted at {}", mount.display()),
-            ),
-        });
+        let mount = cgroup::mount_point().map(|mount| format!("mounted at {}", mount.display()));
+        checks.push(outcome("cgroup v2", false, mount.ok_or("not mounted: --cgroup cannot be used")));
         let link = loaded.as_ref().map(|(programs, _)| programs.kind);
         Self { audit: KernelAudit { release: limits.release, link, checks }, loaded }
     }
@@ -107,52 +99,16 @@ fn environment(limits: &Limits) -> Vec<Check> {
     let mut checks: Vec<Check> = CAPABILITIES
         .iter()
         .map(|capability| {
-            let has = !limits.missing.contains(capability);
-            Check {
-                name: capability.name,
-                ok: has,
-                // The other capabilities matter only for some processes, whose audits report them.
-                needed: ["CAP_BPF", "CAP_PERFMON"].contains(&capability.name),
-                detail: if has {
-                    format!("for {}", capability.needed_for)
-                } else {
-                    format!("missing, needed for {}: run as root or grant it", capability.needed_for)
-                },
-            }
+            let ok = !limits.missing.contains(capability);
+            let detail = if ok { format!("for {}", capability.needed_for) } else { capability.if_missing() };
+            Check { name: capability.name, ok, needed: capability.is_always_needed(), detail }
         })
         .collect();
-    let confidential = limits.lockdown.as_deref() == Some("confidentiality");
-    let lockdown = limits.lockdown.as_deref().unwrap_or("not built in, or not readable");
-    checks.push(Check {
-        name: "lockdown",
-        ok: !confidential,
-        needed: true,
-        detail: if confidential {
-            "confidentiality: BPF programs may not read memory; boot with lockdown=integrity or none".into()
-        } else {
-            lockdown.into()
-        },
-    });
+    checks.extend(limits.needs().map(|(name, found)| outcome(name, true, found.map(str::to_owned))));
     let paranoid = limits.perf_event_paranoid.map_or_else(|| "unknown".into(), |level| level.to_string());
     let privileged = !limits.missing.iter().any(|missing| missing.name == "CAP_PERFMON");
-    checks.push(Check {
-        name: "perf_event_paranoid",
-        ok: privileged,
-        needed: false,
-        detail: if privileged { format!("{paranoid}, has no effect: heapbpf has CAP_PERFMON") } else { paranoid },
-    });
-    for (name, ok, why) in [
-        ("BTF", limits.btf, "no /sys/kernel/btf/vmlinux: a kernel with CONFIG_DEBUG_INFO_BTF is needed"),
-        ("uprobes", limits.uprobes, "no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted"),
-        (
-            "process ids of the host",
-            limits.initial_pid_namespace,
-            "this container has its own process ids: run it with the host's (--pid=host)",
-        ),
-    ] {
-        let detail = if ok { String::new() } else { why.to_owned() };
-        checks.push(Check { name, ok, needed: true, detail });
-    }
+    let detail = if privileged { format!("{paranoid}, has no effect: heapbpf has CAP_PERFMON") } else { paranoid };
+    checks.push(Check { name: "perf_event_paranoid", ok: privileged, needed: false, detail });
     checks.push(translated());
     checks
 }
@@ -177,14 +133,14 @@ const MOST_NAMED: usize = 5;
 const TRANSLATED: &str = "the default leaves such programs alone; with probes on every process (--hook probe with --all, --comm, --cgroup or children) SIGTRAP would kill them";
 
 /// What links to one process are good for.
-const ALL_THREADS: &str = "a link to one process sees all its threads and costs other processes nothing; with --hook probe \
-                           and children, links serve every process, and each call costs others that map the file a trap \
-                           (docs/overhead.md)";
+const ALL_THREADS: &str = "a link to one process covers all its threads and costs other processes nothing; where \
+                           children are followed with --hook probe, links serve every process, and each call of \
+                           another process that maps the file traps, too (docs/overhead.md)";
 
 /// The consequence if links to one process cover only its first thread.
-const FIRST_THREADS_ONLY: &str = "on this kernel a link to one process sees its first thread only (fixed in Linux 6.10): \
-                                  heapbpf links every process that maps the file and counts the targets' calls, so \
-                                  others pay for the probes too";
+const FIRST_THREADS_ONLY: &str = "on this kernel a link to one process covers its first thread only (fixed in Linux \
+                                  6.10): heapbpf makes links that serve every process, so other processes that map the \
+                                  file pay for the probes, too";
 
 /// Loads the maps and programs with every kind of link. Returns those of the best kind that works.
 fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
@@ -235,22 +191,15 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         best = best.or_else(|| programs.ok());
     }
     if let Some(programs) = &best {
-        let ok = programs.links_one_process();
+        let ok = programs.links_one_process;
         let detail = if ok { ALL_THREADS } else { FIRST_THREADS_ONLY };
         checks.push(Check { name: "links to one process", ok, needed: false, detail: detail.into() });
     }
     let mappings = MappingProbes::load(&loader).and_then(|mut probes| probes.link());
     let detail = mappings.map(|()| "for --mmap".to_owned()).map_err(|error| first_line(&error));
     checks.push(outcome("system calls", false, detail));
-    checks.push(Check {
-        name: "probes",
-        ok: best.is_some(),
-        needed: true,
-        detail: best.as_ref().map_or_else(
-            || "no kind of link works".to_owned(),
-            |programs| format!("a recording would use {} links", programs.kind),
-        ),
-    });
+    let uses = best.as_ref().map(|programs| format!("a recording would use {} links", programs.kind));
+    checks.push(outcome("probes", true, uses.ok_or("no kind of link works")));
     Some((best?, control?.ok()?))
 }
 

@@ -1,7 +1,6 @@
 //! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would observe.
 
 pub mod clean;
-pub mod cleaner;
 mod kernel;
 mod processes;
 

@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use heapbpf_attach::detours::check_objects;
 use heapbpf_attach::dropped::dropped_mappings;
@@ -19,6 +21,7 @@ use heapbpf_attach::moved_text;
 use heapbpf_audit::{AttachEntry, Covered, FileAudit, LinkKind, Missing};
 use heapbpf_elf::Elf;
 use heapbpf_host::Host;
+use heapbpf_host::arenas::{ArenaReader, ArenaRequest};
 use heapbpf_host::environment::php_calls_malloc;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::{ModuleKind, ModuleSource};
@@ -30,6 +33,7 @@ use heapbpf_java::Library;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::programs::Programs;
 use heapbpf_probes::Runtime;
+use heapbpf_profile::model::{Resident, glibc_version};
 use heapbpf_profile::units;
 use heapbpf_symbols::{debug_files, java};
 use serde::Serialize;
@@ -57,6 +61,9 @@ pub struct ProcessAudit {
     /// Anonymous memory outside the heaps of its allocators, bytes, if it is much. What it is used for is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unaccounted_bytes: Option<u64>,
+    /// Whether its memory could not be read, so that nothing is known of memory outside these heaps.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub memory_unread: bool,
     /// Features of the allocator that no probe can track, if the program uses them.
     pub limits: Vec<Missing>,
     /// What `--hook inline` would do to each of its allocators. Empty for a command that is not running yet.
@@ -72,26 +79,56 @@ pub struct ProcessAudit {
     pub modules: Vec<ModuleAudit>,
 }
 
-/// Unaccounted memory is reported from this size and this share of the resident memory.
-const MUCH_BYTES: u64 = 8 << 20;
-const MUCH: f64 = 0.1;
+/// How long reading the arenas of one process may take.
+const ARENAS_LONGEST: Duration = Duration::from_millis(500);
+
+/// The remark about a process whose memory cannot be read.
+const UNREAD: &str = "could not be read: whether much of it is in no known heap is not known";
 
 impl ProcessAudit {
-    /// Records large anonymous memory outside known heaps, unless the heap of its runtime is already reported. Only the
-    /// heaps of C libraries can be told from other memory without samples.
-    fn look_at_memory(&mut self, process: &ProcessInfo) {
+    /// Whether some of its memory may be in no known heap, although no call would be missed.
+    #[must_use]
+    pub const fn may_hide_memory(&self) -> bool {
+        self.unaccounted_bytes.is_some() || self.memory_unread
+    }
+
+    /// Records large anonymous memory outside known heaps, unless the heap of its runtime is already reported. Without
+    /// samples, only the heaps of C libraries and Python's arenas are distinguished from other memory: as in a
+    /// recording, glibc's own records say where its large blocks and the arenas are.
+    fn look_at_memory(&mut self, process: &ProcessInfo, arenas: &mut ArenaReader) {
         if self.missing.iter().chain(&self.limits).any(|missing| missing.what.contains("own heap")) {
             return;
         }
-        let Some(resident) = resident::of(process.pid, process.start_ns, Vec::new(), &[]) else { return };
-        let is_much = |bytes: &u64| *bytes >= MUCH_BYTES && *bytes as f64 >= MUCH * resident.total_bytes() as f64;
-        self.unaccounted_bytes = Some(resident.other_bytes).filter(is_much);
+        let (pid, start_ns) = (process.pid, process.start_ns);
+        let with = |heaps: &[Range<u64>]| resident::of(pid, start_ns, Vec::new(), heaps);
+        let lacks_allocator = self.allocators.is_empty();
+        let much_of = |it: Resident| {
+            let unknown = if lacks_allocator { it.heap_bytes } else { 0 };
+            Some(it.not_seen_bytes().saturating_add(unknown)).filter(|bytes| it.is_much(*bytes as f64))
+        };
+        let Some(resident) = with(&[]) else {
+            // A process that has ended has no sums either.
+            self.memory_unread = resident::rough(pid).is_some();
+            self.limits.extend(self.memory_unread.then(|| Missing::new("memory", UNREAD)));
+            return;
+        };
+        // Reading arenas takes longer than reading mappings, and most processes have little other memory.
+        let Some(roughly) = much_of(resident) else { return };
+        let read = |version| {
+            let request = ArenaRequest { pid, start_ns, version, longest: ARENAS_LONGEST, with_python: true };
+            arenas.read(request).ok()?.0
+        };
+        let heap = glibc_version(self.allocators.iter().map(String::as_str)).and_then(read);
+        self.unaccounted_bytes = heap.as_ref().map_or(Some(roughly), |heap| with(&heap.ranges()).and_then(much_of));
         let Some(bytes) = self.unaccounted_bytes else { return };
-        let is_other = |name: &&str| !["glibc", "musl", "Rust global"].iter().any(|libc| name.starts_with(libc));
+        let is_other = |name: &&str| !["glibc", "Rust global"].iter().any(|libc| name.starts_with(libc));
         let others = self.allocators.iter().map(String::as_str).filter(is_other).collect::<Vec<_>>().join(", ");
-        let before =
-            if others.is_empty() { "blocks of at least 128 KiB".to_owned() } else { format!("blocks of {others}") };
-        let why = format!("in no known heap; a runtime's own memory, which no recording sees, or {before} from before");
+        let before = match (others.as_str(), heap) {
+            ("", Some(_)) => String::new(),
+            ("", None) => ", or large blocks that are older than a recording".to_owned(),
+            (others, _) => format!(", or blocks of {others} that are older than a recording"),
+        };
+        let why = format!("in no known heap; mapped by the program itself (see --mmap) or by a runtime{before}");
         self.limits.push(Missing::new(format!("{} of anonymous memory", units::bytes(bytes as f64)), why));
     }
 }
@@ -154,7 +191,7 @@ pub enum Unwinding {
 }
 
 /// Which symbols a module's frames get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Symbols {
     /// Functions, files and lines.
@@ -192,7 +229,7 @@ pub fn processes(
 ) -> Vec<ProcessAudit> {
     let link = loaded.as_ref().map(|(programs, _)| programs.kind);
     let mut auditor = Auditor { hooks, debug_dirs, link, loaded };
-    let mut audits = Vec::new();
+    let (mut audits, mut arenas) = (Vec::new(), ArenaReader::default());
     for process in targets {
         // A process may exit after it was selected.
         let Some(generation) = host.processes().current(process.pid) else { continue };
@@ -212,7 +249,7 @@ pub fn processes(
             auditor.audit_module(module, host, &mut found);
         }
         let mut audit = found.finish(auditor.hooks, counts_inside);
-        audit.look_at_memory(process);
+        audit.look_at_memory(process, &mut arenas);
         audits.push(audit);
     }
     audits
@@ -253,6 +290,7 @@ const NOT_FOLLOWED: &str = "announces its own samples (USDT, otel_memory): --hoo
                             allocator";
 
 /// The audit of one process, while its modules are examined.
+#[derive(Default)]
 struct ProcessFindings {
     audit: ProcessAudit,
     /// What cannot be read or hooked. Reported after what the allocators miss.
@@ -271,8 +309,7 @@ struct ProcessFindings {
 
 impl ProcessFindings {
     fn of(audit: ProcessAudit) -> Self {
-        let (refused, announcing, interpreters) = (Vec::new(), Vec::new(), Vec::new());
-        Self { audit, refused, reads_go: false, jvm: None, announcing, interpreters, calls_out: None }
+        Self { audit, ..Self::default() }
     }
 
     /// Records a language runtime that has its own heap.
@@ -371,7 +408,7 @@ impl ProcessFindings {
             let why = why.unwrap_or_else(|| format!(
                 "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name \
                  another one with --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
-                hooks.files.table().names()
+                hooks.files.table.names()
             ));
             audit.missing.push(Missing { what: "allocations".into(), why });
         }
@@ -398,16 +435,15 @@ impl Auditor<'_> {
         else {
             return;
         };
+        let unnamed = |module: String, unwinding| {
+            let (symbols, debug_file) = (Symbols::None, None);
+            ModuleAudit { module, unwinding, symbols, debug_file }
+        };
         match kind {
             ModuleKind::File => {}
             ModuleKind::Anonymous => {
-                found.audit.modules.push(ModuleAudit {
-                    module: "code made at run time".into(),
-                    unwinding: Unwinding::FramePointers,
-                    symbols: Symbols::None,
-                    debug_file: None,
-                });
-                return;
+                let code = unnamed("code made at run time".into(), Unwinding::FramePointers);
+                return found.audit.modules.push(code);
             }
             _ => return,
         }
@@ -422,12 +458,7 @@ impl Auditor<'_> {
             Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf | Unreadable::Gone) => {}
             Err(reason) => {
                 found.refused.push(Missing { what: path.clone(), why: format!("cannot be read: {reason}") });
-                found.audit.modules.push(ModuleAudit {
-                    module: path,
-                    unwinding: Unwinding::Unreadable,
-                    symbols: Symbols::None,
-                    debug_file: None,
-                });
+                found.audit.modules.push(unnamed(path, Unwinding::Unreadable));
             }
         }
     }
@@ -469,7 +500,7 @@ impl Auditor<'_> {
             }
         }
         if let Some(pid) = found.audit.pid {
-            let preview = inline::preview::preview(pid, (path, file), self.hooks.files.table());
+            let preview = inline::preview::preview(pid, (path, file), &self.hooks.files.table);
             if preview.is_err()
                 && self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out || plan.may_be_interposed)
             {

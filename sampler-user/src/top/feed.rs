@@ -8,12 +8,14 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_profile::{Profile, Row};
+use heapbpf_record::requests::Detail;
 
 /// The time between two refreshes is at least this many times the CPU time of one.
 const SHARE: u32 = 80;
 /// Maximum of that time.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Minimum time between two profiles with lifetimes, which cost more.
+/// Minimum time between two profiles with lifetimes and resident memory, which cost more. At the beginning, when
+/// processes may have been too young for a first reading, it is as long as the screen has been shown.
 const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
 /// The time between two of them is at least this many times the CPU time of one.
 const LIFETIMES_SHARE: u32 = 1000;
@@ -26,6 +28,8 @@ const LEAST_BETWEEN: u32 = 4;
 /// What has happened since the last check.
 #[derive(Default)]
 pub struct News {
+    /// Totals that arrived before the first profile.
+    pub totals: Option<Arc<Profile>>,
     /// The last profile.
     pub profile: Option<Arc<Profile>>,
     /// Why there is currently no profile, or that there is one again.
@@ -114,19 +118,30 @@ impl Feed {
         self.notify.iter().for_each(|notify| notify());
     }
 
-    /// Gets profiles until there are no more. `next` gets one, with lifetimes if its argument says so.
-    pub fn fill(&self, refresh: Duration, mut next: impl FnMut(bool) -> Result<Got, NoProfile>) {
+    /// Gets profiles until there are no more. `next` gets one of some detail.
+    pub fn fill(&self, refresh: Duration, mut next: impl FnMut(Detail) -> Result<Got, NoProfile>) {
+        // The first profile waits for names, which may take long; totals do not. If there are none, the profile says
+        // why.
+        if !self.is_closed()
+            && let Ok(Got { profile, .. }) = next(Detail::Totals)
+        {
+            self.publish(|news| news.totals = Some(profile));
+        }
         // When the last profile with lifetimes was requested, and how long to wait for the next one.
         let mut last_lifetimes: Option<(Instant, Duration)> = None;
-        let (mut plain, mut plain_cost) = (0, None);
+        let (first, mut plain, mut plain_cost) = (Instant::now(), 0, None);
         while !self.is_closed() {
             let begun = Instant::now();
             let is_due = |(at, pause): (Instant, Duration)| at.elapsed() >= pause && plain >= LEAST_BETWEEN;
             let wants_lifetimes = last_lifetimes.is_none_or(is_due);
-            let pause = match next(wants_lifetimes) {
+            let detail = if wants_lifetimes { Detail::Lifetimes } else { Detail::Stacks };
+            let pause = match next(detail) {
                 Ok(Got { profile, cost }) => {
                     if wants_lifetimes {
-                        let pause = (cost * LIFETIMES_SHARE).clamp(LIFETIMES_EVERY, LIFETIMES_LONGEST);
+                        // The cost of the first one is mostly that of names, which later ones do not have.
+                        let cost = if last_lifetimes.is_none() { Duration::ZERO } else { cost };
+                        let least = begun.duration_since(first).min(LIFETIMES_EVERY);
+                        let pause = (cost * LIFETIMES_SHARE).clamp(least, LIFETIMES_LONGEST);
                         (last_lifetimes, plain) = (Some((begun, pause)), 0);
                     } else {
                         (plain, plain_cost) = (plain + 1, Some(cost));
@@ -134,8 +149,7 @@ impl Feed {
                     self.publish(|news| (news.profile, news.away) = (Some(profile), Some(None)));
                     let showing = Duration::from_micros(self.showing_us.load(Ordering::Relaxed));
                     // Profiles with lifetimes are rare, so their cost is not used.
-                    let cost = plain_cost.unwrap_or(cost / 4);
-                    ((cost + showing) * SHARE).clamp(refresh, LONGEST.max(refresh))
+                    ((plain_cost.unwrap_or_default() + showing) * SHARE).clamp(refresh, LONGEST.max(refresh))
                 }
                 Err(NoProfile::Ended) => return,
                 Err(NoProfile::Later(why)) => {
@@ -167,15 +181,19 @@ mod tests {
             Err(NoProfile::Ended),
             Err(NoProfile::Later("gone".into())),
             Ok(Got { profile: Arc::new(testing::ended_apart()), cost: Duration::ZERO }),
+            // Names, which later profiles have at hand, do not delay these.
+            Ok(Got { profile: Arc::new(testing::small()), cost: Duration::from_secs(3600) }),
             Ok(Got { profile: Arc::new(testing::small()), cost: Duration::ZERO }),
         ];
         let mut asked = Vec::new();
-        feed.fill(Duration::ZERO, |lifetimes| {
-            asked.push(lifetimes);
+        feed.fill(Duration::ZERO, |detail| {
+            asked.push(detail);
             answers.pop().expect("it ends")
         });
-        assert_eq!(asked, [true, false, false, false], "lifetimes come seldom");
+        let [totals, lifetimes, stacks] = [Detail::Totals, Detail::Lifetimes, Detail::Stacks];
+        assert_eq!(asked, [totals, lifetimes, stacks, stacks, stacks], "lifetimes come seldom");
         let news = feed.news();
+        assert!(news.totals.is_some());
         assert!(news.profile.is_some_and(|profile| profile.header.ended_apart));
         assert_eq!(news.away, Some(Some("gone".into())));
         assert!(feed.news().profile.is_none());

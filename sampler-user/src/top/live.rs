@@ -8,7 +8,7 @@ use heapbpf_host::privileges::{Needs, restrict_daemon};
 use heapbpf_profile::Row;
 use heapbpf_record::ActiveRecording;
 use heapbpf_record::plan::{RecordPlan, Targets};
-use heapbpf_record::requests::{Detail, RecordingHandle, Unanswered};
+use heapbpf_record::requests::{Detail, Often, RecordingHandle, Unanswered};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -75,7 +75,7 @@ fn start(
     look: Look,
 ) -> anyhow::Result<oneshot::Receiver<std::io::Result<()>>> {
     let filled = Arc::clone(feed);
-    let fill = move || filled.fill(look.refresh, |lifetimes| profile(&handle, lifetimes, filled.old_rows()));
+    let fill = move || filled.fill(look.refresh, |detail| profile(&handle, detail, filled.old_rows()));
     std::thread::Builder::new().name("profiles-shown".into()).spawn(fill).context("cannot start a thread")?;
     let (leave, left) = oneshot::channel();
     let (terminal, feed) = (Arc::clone(terminal), Arc::clone(feed));
@@ -84,9 +84,10 @@ fn start(
     Ok(left)
 }
 
-fn profile(handle: &RecordingHandle, lifetimes: bool, old: Vec<Row>) -> Result<Got, NoProfile> {
-    let detail = if lifetimes { Detail::Lifetimes } else { Detail::Stacks };
-    match handle.profile_often(detail, old) {
+fn profile(handle: &RecordingHandle, detail: Detail, old: Vec<Row>) -> Result<Got, NoProfile> {
+    // Totals come with resident memory.
+    let often = (detail != Detail::Totals).then_some(Often { rows: old });
+    match handle.profile_blocking(detail, often) {
         Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: made.cpu }),
         Err(Unanswered::Ended) => Err(NoProfile::Ended),
         Err(error) => Err(NoProfile::Later(error.to_string())),

@@ -11,6 +11,7 @@ use heapbpf_profile::escape::escaped;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
 use heapbpf_profile::units::unix_ms;
+use heapbpf_record::requests::Detail;
 use heapbpf_symbols::http_client;
 use serde::Deserialize;
 use ureq::Body;
@@ -33,6 +34,8 @@ const LARGEST_SENTENCE: u64 = 4 << 10;
 
 /// The profile with everything that is known. Older services refuse this parameter, and return less without it.
 const WHOLE: &str = "/debug/pprof/heap?format=json";
+/// Totals, which do not wait for names. Older services refuse this, too.
+const TOTALS: &str = "/debug/pprof/heap?format=totals";
 const PPROF: &str = "/debug/pprof/heap";
 /// What the service remembers. Older services do not.
 const HISTORY: &str = "/history";
@@ -97,7 +100,10 @@ pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
     let source = address.shown().to_owned();
     let mut client = Client::new(address);
     let fill = move || {
-        filled.fill(look.refresh, |_| {
+        filled.fill(look.refresh, |detail| {
+            if detail == Detail::Totals {
+                return client.asked(TOTALS).map_err(|Refused(_, why)| NoProfile::Later(why));
+            }
             let got = client.profile().map_err(NoProfile::Later)?;
             client.past(unix_ms(got.profile.header.time)).into_iter().for_each(|past| filled.remember(past));
             Ok(got)
@@ -138,6 +144,9 @@ struct Client {
     /// When its history is requested; `None` if it has none.
     next_past: Option<Instant>,
 }
+
+/// Why there is no profile: the status of the answer (0: none), and a sentence.
+struct Refused(u16, String);
 
 /// The part of a history that is shown.
 #[derive(Deserialize)]
@@ -201,26 +210,30 @@ impl Client {
     }
 
     fn profile(&mut self) -> Result<Got, String> {
-        loop {
-            let mut response = self.get(self.path).map_err(|error| self.failure(&http_client::reason(&error)))?;
-            match response.status().as_u16() {
-                200 => {
-                    let mut body = Vec::new();
-                    let mut answer = response.body_mut().as_reader().take(LARGEST_ANSWER + 1);
-                    answer.read_to_end(&mut body).map_err(|error| self.failure(&error.to_string()))?;
-                    let before = thread_cpu_time();
-                    let profile = parse(&body).map_err(|why| self.failure(&why))?;
-                    return Ok(Got { profile: Arc::new(profile), cost: thread_cpu_time().saturating_sub(before) });
-                }
-                400 if self.path == WHOLE => self.path = PPROF,
-                status => {
-                    let mut sentence = Vec::new();
-                    let answer = response.body_mut().as_reader().take(LARGEST_SENTENCE).read_to_end(&mut sentence);
-                    let sentence = answer.map_or_else(|_| String::new(), |_| text(&sentence));
-                    return Err(self.failure(&format!("status {status} {sentence}")));
-                }
+        match self.asked(self.path) {
+            Err(Refused(400, _)) if self.path == WHOLE => {
+                self.path = PPROF;
+                self.profile()
             }
+            answer => answer.map_err(|Refused(_, why)| why),
         }
+    }
+
+    /// Gets the profile at this path.
+    fn asked(&self, path: &str) -> Result<Got, Refused> {
+        let failed = |why: &str| Refused(0, self.failure(why));
+        let mut response = self.get(path).map_err(|error| failed(&http_client::reason(&error)))?;
+        let status = response.status().as_u16();
+        let most = if status == 200 { LARGEST_ANSWER + 1 } else { LARGEST_SENTENCE };
+        let mut body = Vec::new();
+        let read = response.body_mut().as_reader().take(most).read_to_end(&mut body);
+        if status != 200 {
+            return Err(Refused(status, self.failure(&format!("status {status} {}", text(&body)))));
+        }
+        read.map_err(|error| failed(&error.to_string()))?;
+        let before = thread_cpu_time();
+        let profile = parse(&body).map_err(|why| failed(&why))?;
+        Ok(Got { profile: Arc::new(profile), cost: thread_cpu_time().saturating_sub(before) })
     }
 
     fn failure(&self, why: &str) -> String {

@@ -76,9 +76,10 @@ fn say(shown: u64, begun: Instant) {
 }
 
 fn take(top: &mut Top, feed: &Feed) -> bool {
-    let News { profile, away, past } = feed.news();
-    let is_new = profile.is_some() || away.is_some() || past.is_some();
+    let News { totals, profile, away, past } = feed.news();
+    let is_new = totals.is_some() || profile.is_some() || away.is_some() || past.is_some();
     past.into_iter().for_each(|past| top.remember(past));
+    totals.into_iter().for_each(|totals| top.take_totals(totals));
     if let Some(profile) = profile {
         let before = top.profile().cloned();
         top.take(profile);

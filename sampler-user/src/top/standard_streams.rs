@@ -3,15 +3,21 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 /// Maximum size of the messages kept, in bytes. The end is kept.
 const MOST_SAID: u64 = 64 << 10;
 
+/// Makes a standard stream refer to the same file as a descriptor.
+type Replace = fn(OwnedFd) -> rustix::io::Result<()>;
+
 /// Redirected standard streams, until this is dropped.
 pub struct Redirected {
-    /// Each stream that was replaced, and a copy of its original descriptor.
-    before: Vec<(libc::c_int, OwnedFd)>,
+    /// How each stream is replaced that was, and a copy of its original descriptor.
+    before: Vec<(Replace, OwnedFd)>,
     said: Option<File>,
 }
 
@@ -21,15 +27,9 @@ impl Redirected {
     /// # Errors
     /// The system provides no memory or no descriptor.
     pub fn said_to_memory() -> io::Result<Self> {
-        // SAFETY: the name is a NUL-terminated literal, and the flags are plain integers.
-        let fd = unsafe { libc::memfd_create(c"heapbpf-said".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, and nothing else owns it.
-        let memory = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let memory = File::from(memfd_create(c"heapbpf-said", MemfdFlags::CLOEXEC)?);
         let mut redirected = Self { before: Vec::new(), said: None };
-        redirected.replace(libc::STDERR_FILENO, &memory)?;
+        redirected.replace(&io::stderr(), dup2_stderr, &memory)?;
         redirected.said = Some(memory);
         Ok(redirected)
     }
@@ -41,31 +41,24 @@ impl Redirected {
     pub fn nowhere() -> io::Result<Self> {
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
         let mut redirected = Self { before: Vec::new(), said: None };
-        for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            redirected.replace(stream, &nowhere)?;
-        }
+        redirected.replace(&io::stdin(), dup2_stdin, &nowhere)?;
+        redirected.replace(&io::stdout(), dup2_stdout, &nowhere)?;
+        redirected.replace(&io::stderr(), dup2_stderr, &nowhere)?;
         Ok(redirected)
     }
 
-    fn replace(&mut self, stream: libc::c_int, by: &File) -> io::Result<()> {
-        // SAFETY: standard streams stay open as long as the process runs.
-        let before = unsafe { std::os::fd::BorrowedFd::borrow_raw(stream) }.try_clone_to_owned()?;
-        led_to(stream, by.as_fd().as_raw_fd())?;
-        self.before.push((stream, before));
+    fn replace(&mut self, stream: &impl AsFd, replace: Replace, by: &File) -> io::Result<()> {
+        let before = stream.as_fd().try_clone_to_owned()?;
+        replace(by.try_clone()?.into())?;
+        self.before.push((replace, before));
         Ok(())
     }
 }
 
-/// Makes a standard stream refer to the same file as a descriptor.
-fn led_to(stream: libc::c_int, fd: libc::c_int) -> io::Result<()> {
-    // SAFETY: `dup2` takes plain integers, and no object owns the standard stream's descriptor.
-    if unsafe { libc::dup2(fd, stream) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 impl Drop for Redirected {
     fn drop(&mut self) {
-        for (stream, before) in &self.before {
-            let _ = led_to(*stream, before.as_raw_fd());
+        for (replace, before) in self.before.drain(..) {
+            let _ = replace(before);
         }
         let Some(mut said) = self.said.take() else { return };
         let length = said.seek(SeekFrom::End(0)).unwrap_or(0);

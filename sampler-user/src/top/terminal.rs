@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use ratatui_core::backend::{Backend, ClearType, WindowSize};
 use ratatui_core::buffer::Cell;
 use ratatui_core::layout::{Position, Size};
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::output::{CLEAR, ENTER, LEAVE, bytes};
@@ -92,25 +92,18 @@ impl Terminal {
     /// Leaves the screen, and restores the terminal. Later writes fail.
     pub fn leave(&self) {
         let until = Instant::now() + PATIENCE;
-        loop {
+        let out = loop {
             match self.out.try_lock() {
-                Ok(mut out) => {
-                    if let Some(mut out) = out.take() {
-                        let _ = out.write_all(LEAVE.as_bytes());
-                    }
-                    break;
-                }
-                Err(TryLockError::Poisoned(poisoned)) => {
-                    if let Some(mut out) = poisoned.into_inner().take() {
-                        let _ = out.write_all(LEAVE.as_bytes());
-                    }
-                    break;
-                }
+                Ok(mut out) => break out.take(),
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner().take(),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                Err(TryLockError::WouldBlock) => break,
+                Err(TryLockError::WouldBlock) => break None,
             }
+        };
+        if let Some(mut out) = out {
+            let _ = out.write_all(LEAVE.as_bytes());
         }
         if let Some(usual) = self.usual.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = tcsetattr(&self.input, OptionalActions::Now, &usual);
@@ -130,16 +123,17 @@ impl Terminal {
 
     /// Waits for input, or until it is woken or the time is over.
     pub fn wait(&self, time: Duration) -> Input {
-        let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut both = [wanted(self.input.as_raw_fd()), wanted(self.wakes.as_raw_fd())];
-        // SAFETY: `both` is two `pollfd`s, which outlive the call.
-        let found = unsafe { libc::poll(both.as_mut_ptr(), 2, time.as_millis() as libc::c_int) };
-        if found > 0 && both[1].revents != 0 {
+        let mut both = [PollFd::new(&self.input, PollFlags::IN), PollFd::new(&self.wakes, PollFlags::IN)];
+        if poll(&mut both, Timespec::try_from(time).ok().as_ref()).is_err() {
+            return Input::None;
+        }
+        let [input, wakes] = both.map(|polled| polled.revents());
+        if !wakes.is_empty() {
             let _ = rustix::io::read(&self.wakes, &mut [0; 8]);
         }
-        match both[0].revents {
-            revents if found > 0 && revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 => Input::Gone,
-            revents if found > 0 && revents & libc::POLLIN != 0 => Input::Some,
+        match input {
+            input if input.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) => Input::Gone,
+            input if input.contains(PollFlags::IN) => Input::Some,
             _ => Input::None,
         }
     }

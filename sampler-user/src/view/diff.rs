@@ -1,5 +1,6 @@
 //! The comparison of two profiles as a text table.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use heapbpf_profile::diff::{Change, Diff, DiffFrame, Direction, FunctionChange, StackChange, Verdict};
@@ -10,6 +11,9 @@ use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
 
 use super::TableOptions;
+
+/// Parts of resident memory that changed by less than this share of it are left out.
+const PART: f64 = 0.01;
 
 /// The comparison as text: by function, or by stack.
 pub fn table(diff: &Diff, options: &TableOptions) -> String {
@@ -23,10 +27,32 @@ pub fn table(diff: &Diff, options: &TableOptions) -> String {
             bounded(total, &total.change)
         ));
     }
+    lines.extend(resident(diff).iter().flat_map(|text| wrap(text, options.width)));
     lines.extend(if options.stacks { by_stack(diff, options) } else { by_function(diff, options) });
     lines.extend(diff.notes.iter().map(|note| format!("! {}", escaped(note))));
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// Resident memory before and after, with its parts that changed. `None` if either is unknown.
+fn resident(diff: &Diff) -> Option<String> {
+    let (before, after) = (diff.before.resident?, diff.after.resident?);
+    let change = |before: u64, after: u64| {
+        let sign = match after.cmp(&before) {
+            Ordering::Less => "−",
+            Ordering::Equal => "",
+            Ordering::Greater => "+",
+        };
+        format!("{sign}{}", units::bytes(after.abs_diff(before) as f64))
+    };
+    let (was, is) = (before.total_bytes(), after.total_bytes());
+    let parts = before.parts().into_iter().zip(after.parts());
+    let changed = parts.filter(|((_, before), (_, after))| after.abs_diff(*before) as f64 >= PART * was.max(is) as f64);
+    let changed: Vec<String> =
+        changed.map(|((name, before), (_, after))| format!("{name} {}", change(before, after))).collect();
+    let changed = if changed.is_empty() { String::new() } else { format!(" ({})", changed.join(", ")) };
+    let [was_text, is_text] = [was, is].map(|bytes| units::bytes(bytes as f64));
+    Some(format!("resident: {was_text} before, {is_text} after; changed by {}{changed}", change(was, is)))
 }
 
 /// The table of functions that changed.
@@ -85,14 +111,7 @@ fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<St
         columns.extend(has_names.then(|| Column::left("FUNCTION", Style::Name)));
         let mut table = Table::new(columns);
         for (number, change) in (1..).zip(shown) {
-            let figures = &change.figures;
-            let mut cells = vec![
-                number.to_string(),
-                figure(figures, &figures.before),
-                figure(figures, &figures.after),
-                bounded(figures, &figures.change),
-                said(figures),
-            ];
+            let mut cells = cells(number.to_string(), &change.figures);
             cells.extend(has_names.then(|| clip(&name(change), options.width * 2 / 5)));
             table.row(cells);
         }
@@ -107,6 +126,12 @@ fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<St
         lines.extend((!has_names).then(|| format!("      {}", clip(&name(change), options.width.saturating_sub(6)))));
     }
     lines
+}
+
+/// The cells that both tables have.
+fn cells(number: String, figures: &Change) -> Vec<String> {
+    let [before, after] = [&figures.before, &figures.after].map(|it| figure(figures, it));
+    vec![number, before, after, bounded(figures, &figures.change), said(figures)]
 }
 
 /// Returns a text such as `grew, sure`.
@@ -154,14 +179,9 @@ fn by_stack(diff: &Diff, options: &TableOptions) -> Vec<String> {
     let shown = &diff.stacks[..compared.min(options.top)];
     for (number, stack) in (1..).zip(shown) {
         let figures = &stack.figures;
-        table.row(vec![
-            format!("{number}{}", if figures.significant { " *" } else { "" }),
-            figure(figures, &figures.before),
-            figure(figures, &figures.after),
-            bounded(figures, &figures.change),
-            said(figures),
-            figures.q_value.map_or_else(|| "-".into(), probability),
-        ]);
+        let mut cells = cells(format!("{number}{}", if figures.significant { " *" } else { "" }), figures);
+        cells.push(figures.q_value.map_or_else(|| "-".into(), probability));
+        table.row(cells);
     }
     let (head, rows) = table.lines(options.width, options.color);
     lines.push(head);
@@ -284,6 +304,28 @@ mod tests {
         let line = leaking.lines().find(|line| line.contains("grow json.c:31")).expect("a row");
         assert!(line.contains("grew, sure"), "{leaking}");
         assert!(leaking.lines().all(|line| line.chars().count() <= 120), "{leaking}");
+    }
+
+    #[test]
+    fn resident_memory_is_compared_where_both_profiles_have_it() {
+        let text = |before: &heapbpf_profile::Profile, after: &heapbpf_profile::Profile| {
+            let options = TableOptions { width: 200, color: false, top: 20, stacks: false };
+            table(&diff(before, after, &DiffOptions::default()), &options)
+        };
+        let before = testing::measured();
+        let mut after = before.clone();
+        assert!(text(&before, &after).contains("\nresident: 308 MiB before, 308 MiB after; changed by 0 B\n"));
+        let resident = after.processes[0].resident.as_mut().expect("measured");
+        resident.heap_bytes -= 100 << 20;
+        resident.files_bytes += 20 << 20;
+        resident.other_bytes += 1;
+        let changed =
+            "resident: 308 MiB before, 228 MiB after; changed by −80.0 MiB (heap −100 MiB, files +20.0 MiB)\n";
+        assert!(text(&before, &after).contains(changed), "{}", text(&before, &after));
+        // Nothing is known of the memory of a process that runs.
+        after.processes[0].resident = None;
+        assert!(!text(&before, &after).contains("resident:"));
+        assert!(!text(&testing::small(), &after).contains("resident:"));
     }
 
     /// The q-value is about growth alone.

@@ -23,7 +23,7 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     let (shown, omitted): (Vec<_>, Vec<_>) = diagnosis
         .processes
         .iter()
-        .partition(|process| is_short || !process.missing.is_empty() || process.unaccounted_bytes.is_some());
+        .partition(|process| is_short || !process.missing.is_empty() || process.may_hide_memory());
     for process in shown {
         lines.push(String::new());
         lines.extend(process_lines(process, width, color));
@@ -40,11 +40,14 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
         lines.extend(remark("!", missing, width).map(|line| Style::Warning.paint(&line, color)));
     }
     let unaccounted: u64 = diagnosis.processes.iter().filter_map(|process| process.unaccounted_bytes).sum();
+    let is_unread = diagnosis.processes.iter().any(|process| process.memory_unread);
     lines.push(if diagnosis.ok && unaccounted > 0 {
         let much = units::bytes(unaccounted as f64);
         format!(
             "No call would be missed, but {much} of anonymous memory is in no known heap: see the lines marked with –"
         )
+    } else if diagnosis.ok && is_unread {
+        "No call would be missed, but not all memory could be read: see the lines marked with –".to_owned()
     } else if diagnosis.ok {
         "Nothing would be missed.".to_owned()
     } else {
@@ -68,12 +71,15 @@ fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
     let mut lines = vec![Style::Bold.paint(&format!("{} processes", processes.len()), color)];
     let (partly, whole): (Vec<_>, Vec<_>) = processes.iter().partition(|process| !process.missing.is_empty());
     let without = whole.iter().filter(|process| process.allocators.is_empty()).count();
-    let is_unaccounted =
-        |process: &&&ProcessAudit| !process.allocators.is_empty() && process.unaccounted_bytes.is_some();
-    let unaccounted = whole.iter().filter(is_unaccounted).count();
-    lines.push(format!("  ✓ {} complete", whole.len() - without - unaccounted));
+    let hooked = || whole.iter().filter(|process| !process.allocators.is_empty());
+    let unaccounted = hooked().filter(|process| process.unaccounted_bytes.is_some()).count();
+    let unread = hooked().filter(|process| process.memory_unread).count();
+    lines.push(format!("  ✓ {} complete", whole.len() - without - unaccounted - unread));
     if unaccounted > 0 {
         lines.push(format!("  – {unaccounted} with much memory in no known heap"));
+    }
+    if unread > 0 {
+        lines.push(format!("  – {unread} whose memory could not be read"));
     }
     if without > 0 {
         lines.push(format!("  – {without} without an allocator to hook"));
@@ -136,7 +142,7 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     row(&format!("a free of a block that is not tracked ({})", costs.free_kind), costs.costs.free_ns);
     if let Some(ns) = costs.inline_pair_ns {
         table.row(vec![
-            "a pair of both that is not sampled, with inline hooks".to_owned(),
+            "an allocation and its free, not sampled, with inline hooks".to_owned(),
             inline_ns(ns, costs.inline_is_bound),
         ]);
     }
@@ -262,23 +268,17 @@ fn stacks(process: &ProcessAudit) -> String {
 }
 
 fn names(process: &ProcessAudit) -> String {
-    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-    const TEXTS: [&str; 4] = [
-        "with lines",
-        "with functions",
-        "with exported functions only (stripped: install debug symbols, or name a directory with --debug-dir)",
-        "without names",
-    ];
-    for module in &process.modules {
-        let row = match module.symbols {
-            Symbols::Lines => 0,
-            Symbols::Functions => 1,
-            Symbols::Exported => 2,
-            Symbols::None => 3,
-        };
-        *counts.entry(row).or_default() += 1;
-    }
-    counts.iter().map(|(row, n)| format!("{n} {}", TEXTS[*row])).collect::<Vec<_>>().join(", ")
+    let mut counts: BTreeMap<Symbols, usize> = BTreeMap::new();
+    process.modules.iter().for_each(|module| *counts.entry(module.symbols).or_default() += 1);
+    let text = |(symbols, count): (&Symbols, &usize)| match symbols {
+        Symbols::Lines => format!("{count} with lines"),
+        Symbols::Functions => format!("{count} with functions"),
+        Symbols::Exported => format!(
+            "{count} with exported functions only (stripped: install debug symbols, or name a directory with --debug-dir)"
+        ),
+        Symbols::None => format!("{count} without names"),
+    };
+    counts.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -305,14 +305,28 @@ mod tests {
         processes.extend((20..30).map(|pid| process(pid, "whole", Vec::new())));
         processes.push(ProcessAudit { allocators: Vec::new(), ..process(40, "static", Vec::new()) });
         processes.push(ProcessAudit { unaccounted_bytes: Some(30 << 20), ..process(50, "cache", Vec::new()) });
+        processes.push(ProcessAudit { memory_unread: true, ..process(60, "sealed", Vec::new()) });
         let kernel = KernelAudit { release: "6.1.0".into(), link: None, checks: Vec::new() };
         let text = diagnosis(&Diagnosis::new(kernel, processes), 200, false);
-        let expected = "20 processes\n  ✓ 10 complete\n  – 1 with much memory in no known heap\n  \
-                        – 1 without an allocator to hook\n  ! 8 of which something would be missed\n  \
+        let expected = "21 processes\n  ✓ 10 complete\n  – 1 with much memory in no known heap\n  \
+                        – 1 whose memory could not be read\n  – 1 without an allocator to hook\n  \
+                        ! 8 of which something would be missed\n  \
                         ! valloc: an IFUNC: worker (0), worker (1), worker (2), worker (3), worker (4), 3 more\n\nKernel 6.1.0\n";
         assert!(text.starts_with(expected), "{text}");
-        assert_eq!(text.matches("\nProcess ").count(), 9, "what is marked follows: {text}");
+        assert_eq!(text.matches("\nProcess ").count(), 10, "what is marked follows: {text}");
         assert!(text.contains("\n11 more processes, of which nothing would be missed: "), "{text}");
+    }
+
+    /// A process whose memory could not be read is not said to be recorded as a whole.
+    #[test]
+    fn memory_that_was_not_read_may_be_missed() {
+        let last = |memory_unread| {
+            let kernel = KernelAudit { release: "6.1.0".into(), link: None, checks: Vec::new() };
+            let process = ProcessAudit { memory_unread, ..ProcessAudit::default() };
+            diagnosis(&Diagnosis::new(kernel, vec![process]), 200, false).lines().next_back().map(str::to_owned)
+        };
+        assert_eq!(last(false).as_deref(), Some("Nothing would be missed."));
+        assert!(last(true).is_some_and(|line| line.contains("not all memory could be read")));
     }
 
     #[test]
@@ -384,7 +398,7 @@ mod tests {
             "Process 12 (ser\\u{1b}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
-            "a pair of both that is not sampled, with inline hooks   1.3\n",
+            "an allocation and its free, not sampled, with inline hooks   1.3\n",
             "  inline      14 functions in libc.so.6 would get inline hooks: 24.0 KiB of code\n              are replaced; malloc \
              and free take 1.3 ns more, with probes 9551\n              ns\n",
             "  inline      x.so would use probes, not inline hooks: it is traced\n",

@@ -5,6 +5,10 @@ pub mod diff;
 pub mod doctor;
 pub mod plan;
 
+use std::io::IsTerminal as _;
+
+use heapbpf_record::terminal::{self, Color};
+
 /// Options of the tables.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TableOptions {
@@ -16,4 +20,13 @@ pub struct TableOptions {
     pub top: usize,
     /// Whether a comparison shows stacks instead of functions.
     pub stacks: bool,
+}
+
+impl TableOptions {
+    /// The options of tables on standard output.
+    #[must_use]
+    pub fn of_output(color: Color) -> Self {
+        let color = color.is_on(std::io::stdout().is_terminal());
+        Self { width: terminal::width().unwrap_or(100), color, ..Self::default() }
+    }
 }

@@ -3,16 +3,15 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use heapbpf_tests::checks;
-use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, hooked_processes, is_hooked};
+use heapbpf_tests::environment::{libc_file, turn};
+use heapbpf_tests::inline::{hooked_processes, is_hooked};
+use heapbpf_tests::others::Beside;
 use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Lines, Target, cpu_time, until};
 
 /// A script that allocates all the time.
@@ -32,7 +31,7 @@ for line in sys.stdin:
 
 /// A process that is active when it is told to be. Killed when dropped.
 struct Worker {
-    child: Child,
+    child: Beside,
     lines: Lines,
 }
 
@@ -42,16 +41,16 @@ impl Worker {
         command.args(["-c", AT_TIMES]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("Python runs");
         let lines = Lines::of(child.stdout.take().expect("piped"));
-        Self { child, lines }
+        Self { child: Beside(child), lines }
     }
 
     fn work(&mut self) {
-        self.child.stdin.as_mut().expect("piped").write_all(b"go\n").expect("it runs");
+        self.child.0.stdin.as_mut().expect("piped").write_all(b"go\n").expect("it runs");
         assert_eq!(self.lines.next().as_deref(), Some("done"));
     }
 
     fn is_hooked(&self) -> bool {
-        is_hooked(self.child.id())
+        is_hooked(self.child.0.id())
     }
 
     /// Works until it is hooked.
@@ -63,47 +62,21 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A process that is killed when dropped.
-struct Busy(Child);
-
-impl Busy {
-    fn start() -> Self {
-        let mut command = Command::new("/usr/bin/python3");
-        Self(command.args(["-c", BUSY]).stdin(Stdio::null()).spawn().expect("Python runs"))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Path of the C library that programs here use.
-fn libc() -> PathBuf {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
-    let line = maps.lines().find(|line| line.ends_with("/libc.so.6")).expect("it is loaded");
-    line.split_ascii_whitespace().last().expect("a path").into()
+/// A process that is always active.
+fn busy() -> Beside {
+    Beside::start(Command::new("/usr/bin/python3").args(["-c", BUSY]))
 }
 
 /// Whether a process that has nothing to do with a recording sees the C library's file unchanged.
 fn is_as_its_file() -> bool {
-    let status = Command::new("/usr/bin/python3").args(["-c", SAME]).arg(libc()).status();
+    let status = Command::new("/usr/bin/python3").args(["-c", SAME]).arg(libc_file().expect("a C library")).status();
     status.expect("Python runs").success()
 }
 
 #[test]
 fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     let Some(_turn) = turn("active_processes_are_counted_and_idle_ones_are_left_alone") else { return };
-    let (busy, idle) = (Busy::start(), Target::start(&program("mix"), ["1000"]));
+    let (busy, idle) = (busy(), Target::start(&program("mix"), ["1000"]));
     let pid = busy.0.id();
     let recording = Recorder::new().flag("--all").interval(512 << 10).start();
     until("the busy process is hooked", || is_hooked(pid));
@@ -127,12 +100,6 @@ fn idle_processes_make_way_for_busy_ones() {
     make_way(Recorder::new().flag("--all"));
 }
 
-#[test]
-fn idle_processes_of_a_name_make_way_for_busy_ones() {
-    let Some(_turn) = turn("idle_processes_of_a_name_make_way_for_busy_ones") else { return };
-    make_way(Recorder::new().option("--comm", "python3"));
-}
-
 /// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
 /// seconds, it is let go when another one is busy, and hooked again when it is active itself.
 fn make_way(recorder: Recorder) {
@@ -142,22 +109,22 @@ fn make_way(recorder: Recorder) {
     let recording = recorder.interval(64 << 10).through(&words).start();
     workers.iter_mut().for_each(Worker::work);
     until("all places are taken", || hooked_processes().len() >= 8);
-    let had: Vec<u32> = workers.iter().filter(|worker| worker.is_hooked()).map(|worker| worker.child.id()).collect();
+    let had: Vec<u32> = workers.iter().filter(|worker| worker.is_hooked()).map(|worker| worker.child.0.id()).collect();
     assert!(had.len() <= 8, "{had:?}");
-    let waiting = workers.iter_mut().find(|worker| !had.contains(&worker.child.id())).expect("there are ten");
+    let waiting = workers.iter_mut().find(|worker| !had.contains(&worker.child.0.id())).expect("there are ten");
     waiting.work_until_hooked();
     // Other processes of this host may have places, too.
-    let gone = workers.iter_mut().find(|worker| had.contains(&worker.child.id()) && !worker.is_hooked());
+    let gone = workers.iter_mut().find(|worker| had.contains(&worker.child.0.id()) && !worker.is_hooked());
     let gone = gone.map(|gone| {
         gone.work_until_hooked();
         gone.work();
-        gone.child.id()
+        gone.child.0.id()
     });
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
+    let Some(pid) = gone else { return println!("another process of this host was let go, or one ended") };
     let is_reported = |note: &String| note.contains("an idle process was let go so that a busy one could be counted");
     assert!(profile.notes.iter().any(is_reported), "{:?}", profile.notes);
-    let Some(pid) = gone else { return println!("another process of this host was let go") };
     let process = profile.process(pid);
     assert_eq!(process.hook.as_deref(), Some("inline"), "{process:?}");
     assert!(process.coverage < 1.0 && process.inuse_since.is_some(), "{process:?}");
@@ -165,41 +132,11 @@ fn make_way(recorder: Recorder) {
     assert!(checks::z(allocated).abs() < 5.0, "its counts and its samples are of the same calls: {allocated:?}");
 }
 
-/// With the whole host as its targets, too, a recording ends all inline hooks when a process dies of them.
-#[test]
-fn a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them() {
-    let Some(_turn) = turn("a_process_of_the_host_that_dies_of_its_hooks_ends_all_of_them") else { return };
-    let state = tempfile::tempdir().expect("a temporary directory");
-    let (mut victim, other) = (Busy::start(), Busy::start());
-    let (pid, other_pid) = (victim.0.id(), other.0.id());
-    let recorder = Recorder::new().flag("--all").interval(512 << 10);
-    let recording = recorder.variable("STATE_DIRECTORY", state.path().as_os_str()).start();
-    until("both are hooked", || is_hooked(pid) && is_hooked(other_pid));
-    let used = cpu_time(other_pid);
-    until("the other one is counted", || cpu_time(other_pid) > used + Duration::from_millis(50));
-    goes_on_at(pid, &Place::at(base(pid) + BLOB_CODE));
-    let status = victim.0.wait().expect("our own child");
-    assert_eq!(status.signal(), Some(libc::SIGSEGV), "it dies as it should");
-    let line = format!("process {pid} (python3) died of SIGSEGV in the code of inline hooks");
-    let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
-    assert!(warning.as_ref().is_some_and(|said| said.contains(&line)), "{warning:?}");
-    assert!(!is_hooked(other_pid), "nobody has hooks any more");
-    let used = cpu_time(other_pid);
-    until("the other one goes on", || cpu_time(other_pid) > used + Duration::from_millis(50));
-    assert!(!is_hooked(other_pid), "nobody is hooked any more");
-    let (profile, _) = recording.stop().results();
-    assert!(profile.notes.iter().any(|note| note.contains(&line)), "{:?}", profile.notes);
-    let share = profile.process(other_pid).cpu_coverage;
-    assert!(share.is_some_and(|share| share > 0.0 && share < 1.0), "{share:?}");
-    let remembered = std::fs::read_to_string(state.path().join("never-inline")).expect("the program is remembered");
-    assert_eq!(remembered.lines().count(), 1, "{remembered}");
-}
-
 /// The CPU time of a process that is not a target, and that ends, is in no share.
 #[test]
 fn the_share_of_a_named_process_is_its_own() {
     let Some(_turn) = turn("the_share_of_a_named_process_is_its_own") else { return };
-    let (mut target, bystander) = (Target::start(&program("mix"), ["1000"]), Busy::start());
+    let (mut target, bystander) = (Target::start(&program("mix"), ["1000"]), busy());
     let recording = Recorder::of(target.pid(), 1).option("--every", "100ms").start();
     target.run();
     let written = || std::fs::read_dir(recording.dir()).expect("its directory").count();
@@ -217,13 +154,9 @@ fn the_share_of_a_named_process_is_its_own() {
 #[test]
 fn bystanders_see_files_as_they_are() {
     let Some(_turn) = turn("bystanders_see_files_as_they_are") else { return };
-    let busy = Busy::start();
+    let busy = busy();
     let pid = busy.0.id().to_string();
-    let begin = |options: &[&str]| -> Recording {
-        let recorder =
-            options.iter().fold(Recorder::new().interval(512 << 10), |recorder, option| recorder.flag(option));
-        recorder.start()
-    };
+    let begin = |options: &[&str]| Recorder::new().interval(512 << 10).flags(options).start();
     let ways: [&[&str]; 3] = [&["--pid", &pid], &["--all"], &["--comm=python3"]];
     for way in ways {
         let recording = begin(way);

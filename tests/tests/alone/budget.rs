@@ -4,18 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::checks;
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::{libc_file, skipped, turn};
 use heapbpf_tests::kernel::UprobeEvent;
 use heapbpf_tests::output::{self, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
-
-/// Bytes that `churn` reports having allocated.
-fn bytes_of(report: &str) -> f64 {
-    let report: serde_json::Value = serde_json::from_str(report).expect("a report");
-    report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
-}
 
 /// 50,000 allocations a second for six seconds take more than 1 % of the little that the program does, even without
 /// frees. Tracking of frees stops at the second check (after 1.2 s), and the probes are removed two checks later.
@@ -27,7 +21,7 @@ fn where_no_step_is_enough_the_probes_go_and_figures_cover_the_time_up_to_then()
     let recording =
         Recorder::of(target.pid(), 16 << 10).option("--hook", "probe").option("--max-overhead", "1%").start();
     target.go();
-    let bytes = bytes_of(&target.line());
+    let bytes = target.churned_bytes();
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
     let notes = profile.notes.join("\n");
@@ -81,11 +75,7 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     let Some(_turn) = turn("a_slowed_target_is_told_once_where_no_budget_bounds_it") else { return };
     let run = |more: &[&str]| {
         let mut target = Target::start(&program("calming"), ["1", "100", "3000", "0"]);
-        let recorder =
-            more.iter().fold(Recorder::of(target.pid(), 512 << 10).option("--hook", "probe"), |recorder, flag| {
-                recorder.flag(flag)
-            });
-        let recording = recorder.start();
+        let recording = Recorder::of(target.pid(), 512 << 10).option("--hook", "probe").flags(more).start();
         target.go();
         target.step();
         target.go();
@@ -116,8 +106,7 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
 /// Starts a program with a private copy of the C library, which no other test probes. Returns `None` if this host's
 /// library is not found.
 fn with_library(dir: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
-    let libraries = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
-    let library = libraries.iter().find(|path| Path::new(path).exists())?;
+    let library = libc_file()?;
     let copy = dir.join("libc.so.6");
     if !copy.exists() {
         std::fs::copy(library, copy).expect("there is space for a copy");
@@ -148,8 +137,6 @@ fn another_tools_reference_counter_is_explained_and_passes() {
     refused.check(1, &["another tool"]);
     assert!(refused.stderr.contains("reference counter") && refused.stderr.contains("libc.so.6"), "{}", refused.stderr);
     drop(event);
-    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
-    let truth = target.run();
-    let (_, stats) = recording.stop().results();
+    let (_, stats, truth) = Recorder::of(target.pid(), 1).option("--hook", "probe").results_of(&mut target);
     assert_eq!(stats.submitted, truth.allocs());
 }

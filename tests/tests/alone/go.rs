@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::doctor::doctor_text_of;
+use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::pprof::sums;
 use heapbpf_tests::program::{go_program, program};
@@ -126,60 +127,6 @@ fn a_service_shows_go_heaps_of_all_processes() {
     recording.stop();
 }
 
-/// With `--all`, each file has the program's stacks and what it has in use. Formats with notes, or with marks on
-/// stacks, say whose figures they are.
-#[test]
-fn every_format_has_go_heaps_of_all_processes() {
-    /// Files, and whether they say who sampled the stacks. The other formats are compressed.
-    const FILES: [(&str, bool); 9] = [
-        ("profile.json", true),
-        ("profile.folded", false),
-        ("x.svg", false),
-        ("x.html", true),
-        ("x.speedscope.json", false),
-        ("x.perfetto-trace", false),
-        ("x.otlp", true),
-        ("x.dhat.json", false),
-        ("x.heap", false),
-    ];
-    let case = "every_format_has_go_heaps_of_all_processes";
-    let Some(_turn) = turn(case) else { return };
-    let Some(program) = go_program("go_heap", "go-formats", &[]) else { return skipped(case, "there is no go") };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let target = start(&program, dir.path(), "1");
-    let truth = written(&dir.path().join("truth"));
-    let (objects, bytes) = truth.values().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    let mut recorder = Recorder::new().flag("--all").interval(64 << 20);
-    let compressed = ["x.parquet", "x.firefox.json.gz"];
-    for file in FILES.iter().map(|(file, _)| *file).filter(|file| file.starts_with("x.")).chain(compressed) {
-        recorder = recorder.option("--output", file);
-    }
-    let outcome = recorder.start().stop();
-    for file in ["profile.json", "profile.pb.gz", "x.parquet"] {
-        let said = Command::new(heapbpf()).args(["report", "--format", "json"]).arg(outcome.file(file)).output();
-        let said = String::from_utf8_lossy(&said.expect("it runs").stdout).into_owned();
-        assert!(said.contains("main.list"), "{file}: {said}");
-    }
-    let (profile, _) = outcome.results();
-    let of_program = profile.stacks.iter().filter(|stack| stack.pid == target.pid());
-    assert_eq!(of_program.map(|stack| in_use(stack).1).sum::<f64>(), bytes);
-    for (name, is_reported) in FILES {
-        let files: Vec<_> = std::fs::read_dir(outcome.dir()).expect("it is there").flatten().collect();
-        // Some formats have a file for each process.
-        let start = name.split('.').next().expect("a name");
-        let end = &name[start.len()..];
-        let is_it = |file: &str| file.starts_with(start) && file.ends_with(end);
-        let files = files.iter().filter(|entry| is_it(&entry.file_name().to_string_lossy()));
-        let texts = files.map(|entry| std::fs::read(entry.path()).expect("it was written"));
-        let all = texts.flatten().collect::<Vec<u8>>();
-        let has = |text: &str| all.windows(text.len()).any(|window| window == text.as_bytes());
-        // jemalloc's format has no names, but totals.
-        let total = format!("  t*: {objects}: {bytes} [0: 0]");
-        assert!(has(if name == "x.heap" { &total } else { "main.list" }), "{name}");
-        assert_eq!(has("go runtime") || has("Go's own heap"), is_reported, "{name}");
-    }
-}
-
 #[test]
 fn a_go_program_that_samples_nothing_is_told() {
     let case = "a_go_program_that_samples_nothing_is_told";
@@ -218,14 +165,11 @@ fn a_program_that_pretends_to_be_gos_is_not_believed() {
         return skipped(case, "there is no objcopy");
     }
     let mut target = Target::start(&pretending, ["500"]);
-    let recording = Recorder::of(target.pid(), 1).start();
-    target.run();
-    let (profile, _) = recording.stop().results();
+    let (profile, ..) = Recorder::of(target.pid(), 1).results_of(&mut target);
     let allocated = &profile.totals.alloc_bytes;
     assert!(allocated.estimate > Some(0.0) && allocated.estimate == allocated.exact, "{allocated:?}");
     let [note] = notes_of(&profile)[..] else { panic!("{:?}", profile.notes) };
     assert!(note.contains("is not included (pretending)") && note.contains("table of functions"), "{note}");
-    let doctor = Command::new(heapbpf()).args(["doctor", "--pid", &target.pid().to_string()]).output();
-    let said = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
+    let said = doctor_text_of(target.pid());
     assert!(said.contains("Go's own heap"), "{said}");
 }

@@ -13,7 +13,7 @@ use heapbpf_tests::guardian::{
 use heapbpf_tests::kernel::{links_of, links_that_stay};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, status, until};
 
 /// How often heapbpf is killed: a few times, or `HEAPBPF_TEST_KILLS` times.
 fn kills() -> u32 {
@@ -56,9 +56,7 @@ fn killed_at_any_moment_no_probe_stays() {
 
 /// A field of a process's status.
 fn status_of(pid: u32, name: &str) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.expect("the kernel tells it").trim().to_owned()
+    status(pid, name).expect("it runs")
 }
 
 /// The guardian ignores signals to all of heapbpf's processes. It is small, and has few privileges.

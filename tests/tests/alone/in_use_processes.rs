@@ -4,9 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::constant::{Cut, Judge, Load};
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Figures, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -99,18 +98,6 @@ fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
 fn of_processes_by_name_the_living_have_memory_in_use() {
     let Some(_turn) = turn("of_processes_by_name_the_living_have_memory_in_use") else { return };
     only_the_living(&pair(|_| Recorder::new().interval(1).option("--comm", NAME)), 1, false);
-}
-
-#[test]
-fn of_a_cgroup_the_living_have_memory_in_use() {
-    let case = "of_a_cgroup_the_living_have_memory_in_use";
-    let Some(_turn) = turn(case) else { return };
-    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
-    let recorded = pair(|pids| {
-        pids.iter().for_each(|pid| group.take("", *pid));
-        Recorder::new().interval(1).option("--cgroup", &group.path().display().to_string())
-    });
-    only_the_living(&recorded, 1, false);
 }
 
 #[test]

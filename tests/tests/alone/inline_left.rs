@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::descriptors::open_paths;
+use heapbpf_tests::doctor::clean;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
@@ -30,14 +32,6 @@ fn left_hooked(pid: u32) {
     assert!(is_hooked(pid), "it leaves its hooks");
 }
 
-/// Output of `heapbpf doctor --clean` for a process, and its exit status.
-fn clean(pid: u32) -> (String, Option<i32>) {
-    let output = Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
-    let output = output.expect("the binary under test runs");
-    let said = [output.stdout, output.stderr].concat();
-    (String::from_utf8_lossy(&said).into_owned(), output.status.code())
-}
-
 /// Reading the list of a process's mappings takes long if there are many, so it is not read while the process is
 /// stopped: the thread that stops a process does not read it.
 #[test]
@@ -55,6 +49,8 @@ fn what_is_mapped_is_read_before_a_process_is_stopped() {
         .arg(&calls)
         .arg(heapbpf())
         .args(["doctor", "--clean", "--pid", &pid.to_string()])
+        // Each call waits for strace to get a processor, twice.
+        .env("HEAPBPF_STOP_LIMIT_MS", "500")
         .output();
     assert!(output.expect("strace runs").status.success());
     assert!(!is_hooked(pid));
@@ -254,8 +250,7 @@ fn what_only_looks_like_ours_is_not_touched() {
 
 /// The processes whose memory a heapbpf has open, as it has for what it prepares or hooks.
 fn open_memories(heapbpf: u32) -> Vec<u32> {
-    let open = std::fs::read_dir(format!("/proc/{heapbpf}/fd")).expect("it runs").flatten();
-    let paths = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let paths = open_paths(heapbpf).into_iter();
     paths.filter_map(|path| path.to_str()?.strip_prefix("/proc/")?.strip_suffix("/mem")?.parse().ok()).collect()
 }
 
@@ -356,17 +351,18 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let pid = target.pid();
     let first = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", first.said());
-    let is_reported = |text: &str| text.contains("another recording counts it from inside");
+    const REASON: &str = "another recording counts it from inside";
+    let is_reported = |text: &str| text.contains(REASON);
     // The inline recording is there already, or comes later.
     let second = probes(pid).start();
     assert!(is_reported(&second.said()), "{}", second.said());
-    let notes = second.stop().results().0.notes;
-    assert!(notes.iter().any(|note| is_reported(note)), "{notes:?}");
+    second.signal(libc::SIGINT);
+    assert_eq!(second.ends().status.code(), Some(1), "nothing was recorded");
     first.stop();
-    let third = probes(pid).start();
+    let mut third = probes(pid).start();
     let fourth = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", fourth.said());
-    std::thread::sleep(Duration::from_millis(500));
+    third.await_line(REASON, 0);
     let notes = third.stop().results().0.notes;
     assert!(notes.iter().any(|note| is_reported(note)), "{notes:?}");
     // Now the inline recording is killed.

@@ -1,10 +1,9 @@
 //! Python frames on stacks equal what the programs themselves report, for each version of CPython on this machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{programs_dir, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::python_stacks::{Named, Noted, has, is_python, truth_of};
@@ -116,49 +115,6 @@ print(sum(len(middle(100)) for _ in range(20)))
     }
 }
 
-/// With `-X perf`, the interpreter calls each function through code that it generates and names in a perf map. Each
-/// function still appears only once.
-#[test]
-fn functions_with_perf_support_appear_once() {
-    let case = "functions_with_perf_support_appear_once";
-    let Some(_turn) = turn(case) else { return };
-    for minor in 12..=13 {
-        let Some(python) = interpreter(minor) else {
-            skipped(case, &format!("CPython 3.{minor} is not installed"));
-            continue;
-        };
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let truth = dir.path().join("truth");
-        let mut command = Command::new(&python);
-        let mut target = Target::start_command(command.args(["-X", "perf"]).arg(script()).arg(&truth).arg("plain"));
-        let map = PathBuf::from(format!("/tmp/perf-{}.map", target.pid()));
-        assert!(std::fs::read_to_string(&map).is_ok_and(|map| map.contains("py::")), "it names its code");
-        let recording = Recorder::of(target.pid(), 1).start();
-        target.go();
-        assert!(target.end().success(), "the program failed");
-        let (profile, _) = recording.finish().results();
-        let _ = std::fs::remove_file(map);
-        check(&python.display().to_string(), &profile, &truth_of(&truth));
-        let frames = profile.stacks.iter().flat_map(|stack| &stack.frames);
-        let named_twice = frames.filter_map(|frame| frame.function.as_deref()).find(|name| name.starts_with("py::"));
-        assert_eq!(named_twice, None, "{}", python.display());
-    }
-}
-
-#[test]
-fn forked_python_workers_have_python_stacks() {
-    let case = "forked_python_workers_have_python_stacks";
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let truth = dir.path().join("truth");
-    let (profile, _) = record(&python, &truth, &["fork", "plain"]).results();
-    check("the parent", &profile, &truth_of(&truth));
-    for worker in 0..2 {
-        check("a worker", &profile, &truth_of(&truth.with_extension(worker.to_string())));
-    }
-}
-
 #[test]
 fn python_in_a_virtual_environment_has_python_stacks() {
     let case = "python_in_a_virtual_environment_has_python_stacks";
@@ -267,85 +223,6 @@ fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
     let program = at(&|frame| frame.module.as_deref().is_some_and(|module| module.ends_with("gdb")));
     assert!(embedded < program, "{:?}", stack.frames);
     assert_eq!(stack.frames[embedded].line, Some(2));
-}
-
-#[test]
-fn doctor_says_which_python_s_functions_stacks_show() {
-    let case = "doctor_says_which_python_s_functions_stacks_show";
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = (8..=13).rev().find_map(interpreter) else { return skipped(case, "there is no CPython") };
-    let target = Target::start_command(Command::new(&python).arg(script()).arg("/dev/null"));
-    let (_, found) = doctor_of(target.pid());
-    let name = python.file_name().and_then(|name| name.to_str()).expect("our own names");
-    assert_eq!(found["python"], name.trim_start_matches("python"), "{found}");
-}
-
-/// Path of a Python that has memray and numpy, if there is one.
-fn python_with_memray() -> Option<PathBuf> {
-    let python = std::env::var_os("HEAPBPF_TEST_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
-    let found = Command::new(&python).args(["-c", "import memray, numpy"]).output();
-    found.is_ok_and(|output| output.status.success()).then_some(python)
-}
-
-/// Bytes by function as memray counts them in a separate run.
-fn counted_by_memray(python: &Path, work: &Path) -> BTreeMap<String, f64> {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let calls = dir.path().join("calls.bin");
-    let mut command = Command::new(python);
-    command.args(["-m", "memray", "run", "--quiet", "-o"]).arg(&calls).arg(work);
-    let mut target = Target::start_command(&mut command);
-    target.go();
-    assert!(target.end().success(), "memray runs the program");
-    let read = "import json, sys\nfrom memray import AllocatorType, FileReader\nbytes = {}\n\
-                for it in FileReader(sys.argv[1]).get_allocation_records():\n\
-                \x20   name = AllocatorType(it.allocator).name\n\
-                \x20   if 'FREE' in name or 'MAP' in name: continue\n\
-                \x20   stack = it.stack_trace(1)\n\
-                \x20   if stack: bytes[stack[0][0]] = bytes.get(stack[0][0], 0) + it.size\n\
-                print(json.dumps(bytes))";
-    let output = Command::new(python).args(["-c", read]).arg(&calls).output().expect("it runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("bytes by function")
-}
-
-/// memray traps every call into the allocators. Samples at 4 KiB give the same ten functions, and their bytes within
-/// 4.5 σ (σ² ≤ R · bytes; false alarms: 7 in a million for each of the ten).
-#[test]
-fn python_functions_have_the_bytes_that_memray_counts() {
-    const INTERVAL: u64 = 4096;
-    let case = "python_functions_have_the_bytes_that_memray_counts";
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = python_with_memray() else { return skipped(case, "there is no Python with memray and numpy") };
-    let work = programs_dir().join("python_work.py");
-    let counted = counted_by_memray(&python, &work);
-    let mut target = Target::start_command(Command::new(&python).arg(&work));
-    // By default, memray does not count objects of the interpreter's own allocator.
-    let recording = Recorder::of(target.pid(), INTERVAL).flag("--python-objects=no").start();
-    target.go();
-    assert!(target.end().success(), "the program failed");
-    let (profile, _) = recording.finish().results();
-    let mut bytes: BTreeMap<String, f64> = BTreeMap::new();
-    for stack in &profile.stacks {
-        let Some(innermost) = stack.frames.iter().find(|frame| is_python(frame)) else { continue };
-        // memray reports functions by their unqualified names.
-        let name = innermost.function.as_deref().and_then(|name| name.rsplit('.').next()).unwrap_or_default();
-        *bytes.entry(name.into()).or_default() += stack.figures.alloc_bytes.value();
-    }
-    let largest = |bytes: &BTreeMap<String, f64>| {
-        let mut all: Vec<_> = bytes.iter().map(|(name, bytes)| (name.clone(), *bytes)).collect();
-        all.sort_by(|a, b| b.1.total_cmp(&a.1));
-        all.truncate(10);
-        all
-    };
-    let (ours, theirs) = (largest(&bytes), largest(&counted));
-    println!("memray: {theirs:?}\nheapbpf: {ours:?}");
-    let names = |all: &[(String, f64)]| all.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
-    assert_eq!(names(&ours), names(&theirs), "{:?}", profile.notes);
-    for (name, counted) in &theirs {
-        let sigma = (INTERVAL as f64 * counted).sqrt();
-        let off = (bytes[name] - counted) / sigma;
-        assert!(off.abs() <= 4.5, "{name}: {} of {counted}, {off:.1} σ", bytes[name]);
-    }
 }
 
 /// Tests of the long set.

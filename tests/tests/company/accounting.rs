@@ -39,20 +39,6 @@ fn a_tiny_ring_loses_events_and_counts_each() {
     assert!(output.contains("lost"), "the user is not told: {output}");
 }
 
-#[test]
-fn a_tiny_ring_keeps_its_accounts_while_the_daemon_reads() {
-    let Some(_turn) = turn("a_tiny_ring_keeps_its_accounts_while_the_daemon_reads") else { return };
-    for interval in [1, 512] {
-        let mut target = Target::start(&program("pairs"), ["20000", "4", "100"]);
-        let recording = Recorder::of(target.pid(), interval).option("--ring-bytes", "4096").start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        covers(&profile.totals.alloc_bytes, truth.bytes());
-        assert_eq!(stats.hits, truth.allocs());
-        assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0), "{stats:?}");
-    }
-}
-
 /// Blocks that do not fit into the live map still count as allocations. Their number is reported.
 #[test]
 fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
@@ -102,9 +88,7 @@ fn without_live_there_are_allocations_only() {
     let Some(_turn) = turn("without_live_there_are_allocations_only") else { return };
     for interval in [1, 4096] {
         let mut target = Target::start(&program("mix"), ["20000"]);
-        let recording = Recorder::of(target.pid(), interval).flag("--no-live").start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = Recorder::of(target.pid(), interval).flag("--no-live").results_of(&mut target);
         checks::sites(&profile, &truth, interval, Compare::Allocated);
         assert_eq!(stats.exact_alloc_bytes, truth.bytes());
         assert_eq!((stats.frees_seen, stats.frees_matched), (0, 0));
@@ -121,9 +105,7 @@ fn stacks_beyond_the_limit_go_to_the_overflow_bucket() {
     let Some(_turn) = turn("stacks_beyond_the_limit_go_to_the_overflow_bucket") else { return };
     const MOST: usize = 1000;
     let mut target = Target::start(&program("many_stacks"), ["15"]);
-    let recording = Recorder::of(target.pid(), 1).option("--stacks-max", &MOST.to_string()).start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = Recorder::of(target.pid(), 1).option("--stacks-max", &MOST.to_string()).record(&mut target);
     let (profile, stats) = outcome.results();
     assert_eq!((stats.submitted, stats.lost()), (1 << 15, 0), "{stats:?}");
     assert!(profile.stacks.len() <= MOST, "{} stacks", profile.stacks.len());

@@ -17,9 +17,7 @@ fn the_profile_s_audit_is_the_doctor_s() {
     let Some(_turn) = turn("the_profile_s_audit_is_the_doctor_s") else { return };
     let mut target = Target::start(&program("mix"), ["1000"]);
     let found = doctor_of(target.pid()).1;
-    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
-    target.run();
-    let outcome = recording.stop();
+    let (outcome, _) = Recorder::of(target.pid(), 1).option("--hook", "probe").record(&mut target);
     let (profile, stats) = outcome.results();
     let process = profile.process(target.pid());
     for list in ["attach", "covered", "limits"] {
@@ -39,18 +37,4 @@ fn the_profile_s_audit_is_the_doctor_s() {
         );
     }
     assert_eq!(process.missing, []);
-}
-
-/// If frees are not tracked, the audit has no freeing functions.
-#[test]
-fn the_audit_is_of_this_recording() {
-    let Some(_turn) = turn("the_audit_is_of_this_recording") else { return };
-    let mut target = Target::start(&program("mix"), ["1000"]);
-    let recording =
-        Recorder::of(target.pid(), 1).option("--hook", "probe").flag("--no-live").option("--link", "multi").start();
-    target.run();
-    let (profile, _) = recording.stop().results();
-    let attach = joined(&profile.audit, &profile.process(target.pid()).audit, "attach");
-    let is_expected = |entry: &Value| entry["function"] != "free" && entry["link"] == "multi";
-    assert!(!attach.is_empty() && attach.iter().all(is_expected), "{attach:?}");
 }

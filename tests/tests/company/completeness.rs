@@ -1,34 +1,22 @@
-//! Known call paths of real programs: a threaded server, a Rust program, exceptions, JIT code.
+//! Known call paths of real programs: a threaded server, JIT code, deep stacks.
 
-use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use heapbpf_tests::environment::{Turn, libc_has_names, programs_dir, skipped, tool, tool_or_install, turn};
-use heapbpf_tests::held;
+use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
+use heapbpf_tests::others::Beside;
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, children_of, until};
 
 /// Minimum share of a real program's samples that must have complete stacks.
 const WHOLE: f64 = 0.99;
 
 /// The function that node calls to run a script. (Builtins have names only in some builds, not in Debian's.)
 const RUNS_SCRIPT: &str = "v8::Script::Run(v8::Local<v8::Context>, v8::Local<v8::Data>)";
-
-/// Waits for the turn of a test whose paths include internal functions of libc. Returns `None` and logs a skip if these
-/// have no names here.
-fn turn_with_names(case: &str) -> Option<Turn> {
-    let turn = turn(case)?;
-    if !libc_has_names() {
-        skipped(case, "functions inside libc have no names here (Debian: libc6-dbg)");
-        return None;
-    }
-    Some(turn)
-}
 
 /// Whether a function of node's script is on the stack. V8 names it `JS:*middle …`, before version 11
 /// `LazyCompile:*middle …` or `Function:*middle …`: kind and optimisation level, name, position.
@@ -71,7 +59,7 @@ fn check(case: &str, comm: &str, outcome: &Outcome, paths: &[&[&str]]) -> Profil
 
 /// A server that is killed when dropped.
 struct Server {
-    child: Child,
+    child: Beside,
     port: u16,
 }
 
@@ -81,20 +69,13 @@ impl Server {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
         let mut command = Command::new(program);
         command.args(arguments(port)).current_dir("/tmp").stdout(Stdio::null());
-        let server = Self { child: command.spawn().expect("the server runs"), port };
+        let server = Self { child: Beside(command.spawn().expect("the server runs")), port };
         until("the server listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         server
     }
 
     fn connect(&self) -> TcpStream {
         TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -118,7 +99,7 @@ fn redis_with_threads() {
         let words = arguments.iter().map(|&word| word.to_owned());
         words.chain(["--port".to_owned(), port.to_string()]).collect()
     });
-    let recording = Recorder::of(server.child.id(), 4096).start();
+    let recording = Recorder::of(server.child.0.id(), 4096).start();
     // Many connections at once with many requests each make all its threads read.
     let mut connections: Vec<TcpStream> = (0..30).map(|_| server.connect()).collect();
     let value = "x".repeat(300);
@@ -136,101 +117,8 @@ fn redis_with_threads() {
     check(case, "redis-server", &outcome, &[path, accepts]);
 }
 
-#[test]
-fn memcached_with_threads() {
-    let case = "memcached_with_threads";
-    let Some(_turn) = turn_with_names(case) else { return };
-    let Some(memcached) = tool_or_install("memcached", "memcached") else {
-        return skipped(case, "no memcached (Debian: memcached)");
-    };
-    let server = Server::start(&memcached, &|port| {
-        ["-u", "root", "-U", "0", "-t", "4", "-l", "127.0.0.1", "-p", &port.to_string()].map(str::to_owned).to_vec()
-    });
-    let recording = Recorder::of(server.child.id(), 64).start();
-    let mut connections: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
-    let set = format!("set key 0 0 3000\r\n{}\r\n", "x".repeat(3000));
-    for connection in &mut connections {
-        ask(connection, set.as_bytes(), 1, b"STORED\r\n");
-    }
-    let outcome = recording.stop();
-    let profile = check(case, "memcached", &outcome, &[&["event_base_loop", "start_thread", "clone3"]]);
-    let accepted = samples_on(&profile, "memcached", &["event_base_loop", "__libc_start_main_impl"]);
-    println!("{case}: {accepted} samples of the main thread");
-}
-
-#[test]
-fn ripgrep_with_threads() {
-    let case = "ripgrep_with_threads";
-    let Some(_turn) = turn_with_names(case) else { return };
-    let Some(rg) = tool_or_install("rg", "ripgrep") else { return skipped(case, "no rg (Debian: ripgrep)") };
-    let sources = programs_dir();
-    let sources = sources.ancestors().nth(2).and_then(Path::to_str).expect("in the workspace");
-    let words = ["-j3", "-c", "allocat[a-z]+|unwind", sources];
-    let outcome = Recorder::new().interval(1024).command(&rg, words).start().finish();
-    check(case, "rg", &outcome, &[&["__alloc_dir", "opendir_tail", "start_thread", "clone3"]]);
-}
-
-#[test]
-fn exceptions_thrown_in_gdb() {
-    let case = "exceptions_thrown_in_gdb";
-    let Some(_turn) = turn_with_names(case) else { return };
-    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
-    let script = "\
-def find(number):
-    try:
-        gdb.parse_and_eval('no_such_symbol_%d' % number)
-    except gdb.error:
-        return 1
-print(sum(find(number) for number in range(1000)))
-";
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let file = dir.path().join("find.py");
-    std::fs::write(&file, format!("import gdb\n{script}")).expect("our own directory");
-    let words = ["-nx", "-batch", "-x", file.to_str().expect("our own path")];
-    let outcome = Recorder::new().interval(2048).command(&gdb, words).start().finish();
-    let thrown: &[&str] = &["__cxa_allocate_exception", "find", "__libc_start_main_impl"];
-    check(case, "gdb", &outcome, &[thrown]);
-}
-
-/// node's native functions with the script's functions between them, which are named by node's perf map.
-#[test]
-fn node_names_its_jit_code() {
-    let case = "node_names_its_jit_code";
-    let Some(_turn) = turn_with_names(case) else { return };
-    let Some(node) = tool("node") else { return skipped(case, "no /usr/bin/node (Debian: nodejs)") };
-    let script = r#"
-        const fs = require('fs');
-        fs.writeSync(1, `READY ${process.pid}\n`);
-        fs.readSync(0, Buffer.alloc(100));
-        function innermost(n) { return new Uint8Array(3000 + n).length; }
-        function middle(n) { let sum = 0; for (let i = 0; i < n; i++) sum += innermost(i % 100); return sum; }
-        let total = 0;
-        for (let k = 0; k < 20; k++) total += middle(500);
-        fs.writeSync(1, `${total}\n`);
-        fs.readSync(0, Buffer.alloc(100));
-    "#;
-    let mut command = Command::new(node);
-    // The second option gives interpreted functions their own frames.
-    // node also writes a log into its working directory.
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(dir.path());
-    let mut target = Target::start_command(&mut command);
-    let map = format!("/tmp/perf-{}.map", target.pid());
-    let recording = Recorder::of(target.pid(), 32 << 10).start();
-    target.go();
-    target.line();
-    let outcome = recording.stop();
-    let profile = check(case, "node", &outcome, &[&[RUNS_SCRIPT, "__libc_start_main_impl"]]);
-    let all: u64 = profile.stacks.iter().filter(|stack| stack.has(RUNS_SCRIPT)).map(|s| s.samples).sum();
-    let both = profile.stacks.iter().filter(|stack| runs(stack, "middle"));
-    let both: u64 = both.map(|stack| stack.samples).sum();
-    println!("{case}: {both} of {all} samples below the script name its function");
-    assert!(both * 10 > all * 8, "{both} of {all}");
-    target.end();
-    let _ = std::fs::remove_file(map);
-}
-
-/// A script's functions have names even if its process exits before the profile is made.
+/// Native functions of node are on the stacks with the script's functions between them, which node's perf map names,
+/// even if the process exits before the profile is made.
 #[test]
 fn code_made_at_run_time_is_named_after_the_end() {
     let case = "code_made_at_run_time_is_named_after_the_end";
@@ -244,6 +132,7 @@ fn code_made_at_run_time_is_named_after_the_end() {
     let outcome = Recorder::new().interval(32 << 10).command(&node, words).start().finish();
     let (profile, _) = outcome.results();
     let process = profile.processes.iter().find(|process| process.comm.starts_with("node")).expect("node");
+    check(case, &process.comm, &outcome, &[&[RUNS_SCRIPT]]);
     assert!(process.ended);
     let below: Vec<&Stack> = profile.stacks.iter().filter(|stack| stack.has(RUNS_SCRIPT)).collect();
     let named = below.iter().filter(|stack| runs(stack, "middle"));
@@ -281,6 +170,8 @@ fn python_stacks_lead_through_its_trampolines() {
     let path: &[&str] = &["innermost", "middle", "<module>", "__libc_start_main_impl"];
     let comm = python.file_name().and_then(|name| name.to_str()).expect("our own names");
     let profile = check(case, comm, &outcome, &[path]);
+    let mut names = profile.stacks.iter().flat_map(|stack| &stack.frames).filter_map(|frame| frame.function.as_deref());
+    assert_eq!(names.find(|name| name.starts_with("py::")), None, "a function is there twice");
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
 }
 
@@ -293,13 +184,9 @@ fn forked_processes_have_the_names_of_their_own_code() {
     let mut target = Target::start(&program("jit_family"), ["100"]);
     target.go();
     target.step();
-    let parent = target.pid();
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).expect("the parent runs");
-    let children: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+    let children = children_of(target.pid());
     assert_eq!(children.len(), 2);
-    let recording = Recorder::of(children[0], 1).pid(children[1]).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = Recorder::of(children[0], 1).pid(children[1]).results_of(&mut target);
     assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
     for (pid, name) in children.iter().zip(["jit_first", "jit_second"]) {
         let path = ["site_00", "wanted", name, "child", "main"];
@@ -363,60 +250,6 @@ fn of_prefix<'a>(profile: &'a Profile, comm: &str) -> impl Iterator<Item = &'a S
     profile.stacks.iter().filter(move |stack| pids.contains(&stack.pid))
 }
 
-/// Why stacks were cut, as the profile states it.
-fn cuts(outcome: &Outcome) -> BTreeSet<String> {
-    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
-    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let stacks = profile["stacks"].as_array().expect("a list");
-    stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
-}
-
-/// Known call paths of programs that need nothing but a command line.
-#[test]
-fn known_paths_of_programs_that_run_once() {
-    let case = "known_paths_of_programs_that_run_once";
-    let Some(_turn) = turn_with_names(case) else { return };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let source = dir.path().join("source.c");
-    let functions =
-        (0..60).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
-    std::fs::write(&source, functions.collect::<String>()).expect("our own directory");
-    let source = source.to_str().expect("our own path");
-    let python = "import json\nfor i in range(30): json.loads(json.dumps([{'a': k} for k in range(1000)]))";
-    let sql = "create table t(a, b); with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
-               insert into t select i, hex(randomblob(20)) from n; select count(*) from t;";
-    type Case<'a> = (&'a str, &'a str, Vec<&'a str>, u64, &'a [&'a str]);
-    let programs: [Case<'_>; 3] = [
-        ("python3", "python3", vec!["-c", python], 16 << 10, &["JSONEncoder.encode", "dumps", "<module>"]),
-        ("sqlite3", "sqlite3", vec![":memory:", sql], 4 << 10, &["sqlite3_step", "__libc_start_main_impl"]),
-        (
-            "gcc",
-            "cc1",
-            vec!["-O1", "-S", source, "-o", "/dev/null"],
-            32 << 10,
-            &["xmalloc", "execute_one_pass(opt_pass*)", "toplev::main(int, char**)", "main", "_start"],
-        ),
-    ];
-    for (name, comm, words, interval, path) in programs {
-        let Some(program) = tool(name) else {
-            skipped(case, &format!("the part with {name}: it is not installed"));
-            continue;
-        };
-        held::most_are_whole(name, || {
-            let outcome = Recorder::new().interval(interval).command(&program, &words).start().finish();
-            let (profile, _) = outcome.results();
-            // Programs that gcc starts are held at their entry points.
-            let process = profile.processes.iter().find(|process| process.comm == comm);
-            if comm != name && process.is_none_or(|process| process.coverage < 1.0) {
-                assert!(held::is_reported(&profile, process), "{:?}", profile.notes);
-                return [0, 1];
-            }
-            check(&format!("{case}: {name}"), comm, &outcome, &[path]);
-            [1, 1]
-        });
-    }
-}
-
 /// Tests of the long set.
 mod long {
     use super::*;
@@ -439,7 +272,7 @@ mod long {
             let stacks = || of_prefix(&profile, comm);
             let all: u64 = stacks().map(|stack| stack.samples).sum();
             let whole: u64 = stacks().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
-            let cuts = cuts(&outcome);
+            let cuts = profile.cuts();
             println!("{case}: {name}: {whole} of {all} whole; {cuts:?}");
             assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{name}: {stats:?}");
             assert!(all >= 50, "too few samples to say anything: {all}");

@@ -1,12 +1,10 @@
-//! Deep stacks: up to 512 frames, through copies larger than 64 KiB. Also repeated stacks, and recursion that reports
-//! fold.
+//! Deep stacks: up to 512 frames, through copies larger than 64 KiB.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Profile, Stack, Stats};
 use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
@@ -26,9 +24,7 @@ fn record(locals: usize, calls: usize, allocations: u64, options: &[(&str, &str)
     let depth = (calls - 1).to_string();
     let mut target = Target::start(&deep(locals), [&allocations.to_string(), &depth]);
     let recorder = options.iter().fold(Recorder::of(target.pid(), 1), |recorder, (a, b)| recorder.option(a, b));
-    let recording = recorder.start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = recorder.record(&mut target);
     let (profile, stats) = outcome.results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
@@ -41,7 +37,7 @@ fn stacks(profile: &Profile) -> impl Iterator<Item = &Stack> {
 
 /// Whether the stack is correct: the site, the recursion, and its callers.
 fn is_true(stack: &Stack, calls: usize) -> bool {
-    let names: Vec<&str> = stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect();
+    let names = stack.names();
     names.len() == calls + OTHERS
         && names[0] == "site_00"
         && names[1..=calls].iter().all(|name| *name == "descend")
@@ -102,14 +98,6 @@ fn deeper_stacks_are_cut_and_say_so() {
     assert!(json.contains("stack copy too small (see --stack-bytes)"));
 }
 
-/// Why stacks were cut, as the profile states it.
-fn cuts(outcome: &Outcome) -> BTreeSet<String> {
-    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
-    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let stacks = profile["stacks"].as_array().expect("a list");
-    stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
-}
-
 /// While the daemon does not read, long copies get shorter as the ring fills up, and are lost only when it is full.
 /// Each case is reported as such, and no allocation is lost.
 #[test]
@@ -128,7 +116,7 @@ fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(stats.lost(), 0, "{stats:?}");
         let whole: u64 = stacks(&profile).filter(|stack| is_true(stack, 507)).map(|stack| stack.samples).sum();
-        let cuts = cuts(&outcome);
+        let cuts = profile.cuts();
         println!("{allocations}: {whole} whole, {} lost, {cuts:?}", stats.other["stacks_lost"]);
         assert_eq!(whole + stats.other["stacks_shortened"] + stats.other["stacks_lost"], allocations, "{stats:?}");
         assert!(whole > 0 && whole < allocations, "{whole} of {allocations} are whole: {cuts:?}");
@@ -139,26 +127,4 @@ fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
     assert_eq!(reported[0], (0, BTreeSet::from([shortened.clone()])));
     assert!(reported[1].0 > 0);
     assert_eq!(reported[1].1, BTreeSet::from([shortened, lost]));
-}
-
-/// Two call sites allocate and free five hundred times: nearly all stacks are found in the cache, as `--stats` shows.
-#[test]
-fn repeated_stacks_come_from_the_cache() {
-    let Some(_turn) = turn("repeated_stacks_come_from_the_cache") else { return };
-    let (_, stats, _) = record(1, 100, 500, &[]);
-    let (unwound, repeated) = (stats.other["stacks_unwound"], stats.other["stacks_repeated"]);
-    assert!(stats.submitted >= 500 && unwound == stats.submitted, "{stats:?}");
-    // The loop's only call site has one stack, whose copies are the same each time.
-    assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
-}
-
-/// `report` shows a recursion once, whatever its depth.
-#[test]
-fn recursion_is_folded() {
-    let Some(_turn) = turn("recursion_is_folded") else { return };
-    let (_, _, outcome) = record(1, 40, 40, &[]);
-    let mut command = Command::new(heapbpf());
-    let output = command.arg("report").arg(outcome.file("profile.json")).arg("--details").output();
-    let folded = String::from_utf8(output.expect("the binary under test runs").stdout).expect("text");
-    assert_eq!(folded.matches("descend").count(), 1, "{folded}");
 }

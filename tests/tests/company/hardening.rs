@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::environment::{libc_file, skipped, tool_or_install, turn};
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::kernel::linux;
-use heapbpf_tests::program::{copy_of, program};
+use heapbpf_tests::pprof::unpacked;
+use heapbpf_tests::program::{copy_file, copy_of, program};
 use heapbpf_tests::receivers::Reserved;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
@@ -42,10 +42,18 @@ const OVERRIDE: u64 = 1 << 1;
 /// SYS_ADMIN: needed before Linux 6.6.
 const ADMIN: u64 = 1 << 21;
 
-/// Checks that every thread has a system call filter, and only the capabilities that it needs.
+/// Checks that every thread has a system call filter, and only the capabilities that it needs. The server's thread
+/// restricts itself as soon as it gets a processor, which may be after heapbpf has said where it listens.
 fn restricted(pid: u32, needed: u64) {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
-    let threads: Vec<_> = threads.filter_map(|thread| status(&thread.path())).collect();
+    let threads = || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        threads.filter_map(|thread| status(&thread.path())).collect::<Vec<_>>()
+    };
+    let is_server = |thread: &BTreeMap<String, String>| thread["Name"] == "server";
+    until("the server has no capabilities", || {
+        threads().iter().any(|thread| is_server(thread) && capabilities(thread, "CapPrm") == 0)
+    });
+    let threads = threads();
     assert!(threads.len() >= 3, "{threads:?}");
     let sudo = if std::env::var_os("SUDO_UID").is_some() { WRITING } else { 0 };
     for thread in &threads {
@@ -57,7 +65,7 @@ fn restricted(pid: u32, needed: u64) {
             assert_eq!(extra, 0, "{name} keeps {extra:x} in {field}");
         }
     }
-    assert!(threads.iter().any(|thread| thread["Name"] == "server"), "{threads:?}");
+    assert!(threads.iter().any(is_server), "{threads:?}");
 }
 
 #[test]
@@ -77,9 +85,7 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     });
     restricted(recording.pid(), NEEDED | ADMIN);
     // A program that starts only now is hooked, with a library that no process has mapped yet.
-    let libc = fs::read_to_string("/proc/self/maps").expect("our own");
-    let libc = libc.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));
-    fs::copy(libc.expect("we use one"), dir.path().join("libc.so.6")).expect("there is space");
+    fs::copy(libc_file().expect("we use one"), dir.path().join("libc.so.6")).expect("there is space");
     let mut command = Command::new(program("secretive"));
     let mut target = Target::start_command(command.env("MARKER", "x").env("LD_LIBRARY_PATH", dir.path()));
     recording.await_links_of(&dir.path().join("libc.so.6"));
@@ -130,16 +136,9 @@ fn a_command_inherits_no_restriction() {
 
 /// How often the bytes occur in a file, after decompression if it is compressed.
 fn count(path: &Path, marker: &[u8]) -> usize {
-    let mut bytes = fs::read(path).unwrap_or_default();
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut gunzip = Command::new("gzip");
-        gunzip.arg("-dc").stdin(fs::File::open(path).expect("readable"));
-        let mut plain = gunzip.stdout(Stdio::piped()).spawn().expect("gzip runs");
-        bytes.clear();
-        plain.stdout.take().expect("piped").read_to_end(&mut bytes).expect("reads");
-        plain.wait().expect("our own child");
-    }
-    occurrences(&bytes, marker)
+    let bytes = fs::read(path).unwrap_or_default();
+    let is_compressed = bytes.starts_with(&[0x1f, 0x8b]);
+    occurrences(&if is_compressed { unpacked(&bytes) } else { bytes }, marker)
 }
 
 fn occurrences(bytes: &[u8], marker: &[u8]) -> usize {
@@ -260,8 +259,7 @@ fn hostile_names_reach_no_terminal_and_break_no_format() {
     let names: [&[u8]; 2] = [b"\x1b]0;t\x07\n\xe2\x80\xae<b>\"\\", b"\xff\xfe{}\"'\r\xc2\x9b&<i>"];
     for name in names {
         let path = dir.path().join(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
-        let copied = Command::new("cp").arg(program("mix")).arg(&path).status().expect("cp runs");
-        assert!(copied.success());
+        copy_file(program("mix"), &path);
         let mut target = Target::start(&path, ["500"]);
         let recorder =
             Recorder::of(target.pid(), 1).option("-o", "p.html").option("-o", "p.svg").option("-o", "p.heap");

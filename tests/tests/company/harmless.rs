@@ -36,9 +36,7 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
     for (link, interval) in [("session", 1), ("session", 1000), ("multi", 1), ("perf", 1)] {
         let mut target = Target::start(&red_zone, ["2000"]);
         let recorder = Recorder::of(target.pid(), interval).option("--alloc", &allocator).option("--link", link);
-        let recording = recorder.option("--hook", "probe").start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = recorder.option("--hook", "probe").results_of(&mut target);
         checks::sites(&profile, &truth, interval, Compare::All);
         for probe in stats.attach.iter().filter(|probe| probe.function.starts_with("zone_")) {
             assert_ne!(probe.kind, "optimized", "{link}: {probe:?}");
@@ -81,7 +79,13 @@ fn switches(usual: u32) -> String {
 /// be read, session links allow a return probe, for one call at a time. Without them, such a function is not hooked.
 #[test]
 fn stacks_may_be_switched_inside_an_allocator() {
-    switched_inside("stacks_may_be_switched_inside_an_allocator", &[("session", "context"), ("perf", "hand")]);
+    let ways = [
+        ("inside", "session", "context"),
+        ("wander", "perf", "hand"),
+        ("jumps", "session", "context"),
+        ("jumps", "perf", "hand"),
+    ];
+    switched_inside("stacks_may_be_switched_inside_an_allocator", ways);
 }
 
 /// A signal handler switches fibers, so any function may be left for another stack. An allocator of the program's own,
@@ -99,77 +103,36 @@ fn a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator() {
     for hook in ["auto", "probe"] {
         let mut target = Target::start(&alarmed, ["20000"]);
         let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--hook", hook);
-        let recording = recorder.start();
-        let truth = target.run();
-        let (_, stats) = recording.stop().results();
+        let (_, stats, truth) = recorder.results_of(&mut target);
         checks::identity(&stats);
         assert_eq!(stats.hits, truth.allocs(), "{hook}: {stats:?}");
         assert!(target.end().success(), "{hook}: nothing was done to it");
     }
 }
 
-/// Runs the test with these kinds of links and of switches.
-fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
+/// Runs the test in these ways: what the fibers do, the kind of links, and the kind of switches.
+fn switched_inside<'a>(case: &str, ways: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>) {
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
         return;
     }
     let switching = program("switching");
-    for mode in ["inside", "wander", "jumps"] {
+    for (mode, link, kind) in ways {
         let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
         let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
-        for (link, kind) in kinds.iter().copied() {
-            let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
-            let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
-            let recording = recorder.option("--hook", "probe").start();
-            let truth = target.run();
-            let (profile, stats) = recording.stop().results();
-            let what = format!("{mode}, {kind}, {link}: {stats:?}");
-            if mode == "jumps" && link != "session" {
-                let is_reported = |note: &&String| note.contains(function) && note.contains("it needs Linux 6.13");
-                assert_eq!(profile.notes.iter().filter(is_reported).count(), 1, "{:?} {what}", profile.notes);
-                continue;
-            }
-            checks::identity(&stats);
-            assert_eq!(stats.hits, truth.allocs(), "{what}");
-            // With many calls in flight at once, a sampled one may be lost, which is counted.
-            assert!(stats.submitted > 10 * stats.lost(), "{what}");
+        let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
+        let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
+        let (profile, stats, truth) = recorder.option("--hook", "probe").results_of(&mut target);
+        let what = format!("{mode}, {kind}, {link}: {stats:?}");
+        if mode == "jumps" && link != "session" {
+            let is_reported = |note: &&String| note.contains(function) && note.contains("it needs Linux 6.13");
+            assert_eq!(profile.notes.iter().filter(is_reported).count(), 1, "{:?} {what}", profile.notes);
+            continue;
         }
-    }
-}
-
-/// Like the test above, with processes that have their own links, from one recording or two. The kernel runs a session
-/// of one process in the calls of the others too, up to replacing their return addresses, in many calls at a time.
-#[test]
-fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
-    let case = "stacks_may_be_switched_inside_an_allocator_beside_another_process";
-    let Some(_turn) = turn(case) else { return };
-    if !is_x86_64(case) {
-        return;
-    }
-    let switching = program("switching");
-    for (mode, function) in [("inside", "fiber_take"), ("jumps", "fiber_jump")] {
-        let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
-        for recordings in [1, 2] {
-            let start = || Target::start(&switching, [mode, "hand", &switches(6000)]);
-            let mut targets = [start(), start()];
-            let [first, second] = targets.each_ref().map(Target::pid);
-            let of = |pid: u32| {
-                let recorder = Recorder::of(pid, 4096).option("--alloc", &allocator).option("--link", "session");
-                recorder.option("--hook", "probe").flag("--no-follow")
-            };
-            let recordings: Vec<_> = match recordings {
-                1 => vec![of(first).pid(second).start()],
-                _ => vec![of(first).start(), of(second).start()],
-            };
-            let truths = targets.each_mut().map(Target::run);
-            let outcomes = recordings.into_iter().map(|recording| recording.stop().results());
-            let stats: Vec<_> = outcomes.map(|(_, stats)| stats).collect();
-            stats.iter().for_each(checks::identity);
-            let counted: u64 = stats.iter().map(|stats| stats.hits).sum();
-            assert_eq!(counted, truths.iter().map(Truth::allocs).sum::<u64>(), "{mode}: {stats:?}");
-            assert!(targets.into_iter().all(|target| target.end().success()));
-        }
+        checks::identity(&stats);
+        assert_eq!(stats.hits, truth.allocs(), "{what}");
+        // With many calls in flight at once, a sampled one may be lost, which is counted.
+        assert!(stats.submitted > 10 * stats.lost(), "{what}");
     }
 }
 
@@ -187,9 +150,8 @@ fn switched_between(case: &str, kinds: &[(&str, &str)]) {
     }
     for &(link, kind) in kinds {
         let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
-        let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) =
+            Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).results_of(&mut target);
         checks::sites(&profile, &truth, 4096, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.lost()), (truth.allocs(), 0), "{link}, {kind}: {stats:?}");
     }
@@ -256,9 +218,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     until("gdb lets the program continue", || ready.exists());
     // gdb inserts its breakpoints only after it has said so.
     until("the breakpoint is there", || byte_of_libc(target.pid(), offset) == Some(0xcc));
-    let recording = Recorder::of(target.pid(), 1).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
     // A recording of the whole host, or by name, would have links here as well.
     let others = holders_of_links_to(&own_libc);
     target.end();
@@ -281,9 +241,45 @@ mod long {
     use super::*;
 
     #[test]
-    fn stacks_may_be_switched_inside_an_allocator_with_other_links() {
-        let case = "stacks_may_be_switched_inside_an_allocator_with_other_links";
-        switched_inside(case, &[("session", "hand"), ("multi", "context")]);
+    fn stacks_may_be_switched_inside_an_allocator_in_every_way() {
+        let links = [("session", "hand"), ("session", "context"), ("multi", "context"), ("perf", "hand")];
+        let ways = ["inside", "wander", "jumps"].map(|mode| links.map(|(link, kind)| (mode, link, kind)));
+        switched_inside("stacks_may_be_switched_inside_an_allocator_in_every_way", ways.concat());
+    }
+
+    /// The same with processes that have their own links, from one recording or two. The kernel runs a session of one
+    /// process in the calls of the others too, up to replacing their return addresses, in many calls at a time.
+    #[test]
+    fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
+        let case = "stacks_may_be_switched_inside_an_allocator_beside_another_process";
+        let Some(_turn) = turn(case) else { return };
+        if !is_x86_64(case) {
+            return;
+        }
+        let switching = program("switching");
+        for (mode, function) in [("inside", "fiber_take"), ("jumps", "fiber_jump")] {
+            let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
+            for recordings in [1, 2] {
+                let start = || Target::start(&switching, [mode, "hand", &switches(6000)]);
+                let mut targets = [start(), start()];
+                let [first, second] = targets.each_ref().map(Target::pid);
+                let of = |pid: u32| {
+                    let recorder = Recorder::of(pid, 4096).option("--alloc", &allocator).option("--link", "session");
+                    recorder.option("--hook", "probe").flag("--no-follow")
+                };
+                let recordings: Vec<_> = match recordings {
+                    1 => vec![of(first).pid(second).start()],
+                    _ => vec![of(first).start(), of(second).start()],
+                };
+                let truths = targets.each_mut().map(Target::run);
+                let outcomes = recordings.into_iter().map(|recording| recording.stop().results());
+                let stats: Vec<_> = outcomes.map(|(_, stats)| stats).collect();
+                stats.iter().for_each(checks::identity);
+                let counted: u64 = stats.iter().map(|stats| stats.hits).sum();
+                assert_eq!(counted, truths.iter().map(Truth::allocs).sum::<u64>(), "{mode}: {stats:?}");
+                assert!(targets.into_iter().all(|target| target.end().success()));
+            }
+        }
     }
 
     #[test]

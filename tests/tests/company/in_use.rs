@@ -2,23 +2,21 @@
 //! one and eight threads, with each kind of link, in the final profile, snapshots and scrapes, however the recording
 //! ends.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use heapbpf_tests::checks;
 use heapbpf_tests::constant::{Cut, Judge, Load, numbers_of_snapshots};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
-use heapbpf_tests::truth::Truth;
 
 /// Slow and fast loads, with one and eight threads.
 const LOADS: [Load; 4] = [Load::SLOW, Load::FAST.with_threads(8), Load::FAST, Load::SLOW.with_threads(8)];
 
 /// Tolerated difference between the recorded time and `-d`, in seconds. If all CPUs are busy, the time until the
 /// recorder runs is arbitrary.
-const DURATION_TOLERANCE: f64 = 0.5;
+const DURATION_TOLERANCE: Range<f64> = -0.5..1.5;
 /// Number of snapshots and scrapes per recording, and the seconds of one that ends by itself.
 const PACED: (u32, f64) = (5, 2.5);
 /// The same for a load at full speed, which leaves heapbpf so little CPU time that each of them takes long.
@@ -66,7 +64,7 @@ fn follow(
 
     let mut found = Judge::new(load, &truth);
     cuts.iter().for_each(|cut| judge(&mut found, cut));
-    if has_idle_time && (profile.duration_seconds - seconds).abs() > DURATION_TOLERANCE {
+    if has_idle_time && !DURATION_TOLERANCE.contains(&(profile.duration_seconds - seconds)) {
         found.remark(format!("{} s recorded instead of {seconds}", profile.duration_seconds));
     }
     let outcomes = vec![asked, timed];
@@ -117,48 +115,13 @@ fn constant_until_the_target_exits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// For a command that heapbpf starts, figures in use are as of its exit, as for every named target.
-#[test]
-fn constant_until_the_command_ends() {
-    let Some(_turn) = turn("constant_until_the_command_ends") else { return };
-    let mut wrong = Vec::new();
-    for load in &LOADS[..2] {
-        let recorder = Recorder::new()
-            .interval(1)
-            .option("--ring-bytes", RING_BYTES)
-            .command(&program("constant"), load.arguments(1));
-        let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
-        assert!(recording.line().starts_with("READY "));
-        let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
-        let outcome = recording.finish();
-        let (profile, stats) = outcome.results();
-        // A program recorded from its start also has memory in use from starting threads. That is less than the
-        // tolerance of the load with many threads, where blocks may be under [stack lost].
-        let mut sums = [0.0; 4];
-        for site in checks::site_sums(&profile, None).values() {
-            sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
-        }
-        let figure = |value| Some(output::Estimate { estimate: Some(value), ..Default::default() });
-        let figures =
-            output::Figures { inuse_bytes: figure(sums[2]), inuse_objects: figure(sums[3]), ..Default::default() };
-        let mut judge = Judge::new(load, &truth);
-        let all = if stats.other["allocations_reconciled"] > 0 { &profile.totals } else { &figures };
-        judge.exact(&Cut::of_figures("the command", all));
-        outcome.alarm().into_iter().for_each(|alarm| judge.remark(format!("{alarm}: {stats:?}")));
-        wrong.extend(judge.into_wrong());
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
 /// The peak is a cut as well. It is known exactly for a program that rises to it in one step.
 #[test]
 fn the_peak_is_the_most_that_was_in_use() {
     let Some(_turn) = turn("the_peak_is_the_most_that_was_in_use") else { return };
     let (blocks, left, size) = (2000, 100, 1000);
     let mut target = Target::start(&program("peak"), [blocks, left, size].map(|number: u64| number.to_string()));
-    let recording = Recorder::of(target.pid(), 1).option("--at", "peak").start();
-    target.run();
-    let (profile, _) = recording.stop().results();
+    let (profile, ..) = Recorder::of(target.pid(), 1).option("--at", "peak").results_of(&mut target);
     let cut = Cut::of_figures("the peak", &profile.totals);
     assert_eq!((cut.bytes.value(), cut.objects.value()), ((blocks * size) as f64, blocks as f64));
     the_peak_is_constant(&LOADS[..2]);

@@ -1,7 +1,6 @@
 //! Memory in use while records are lost: figures are correct, or their intervals contain the truth, and the daemon's
 //! memory stays bounded.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::constant::{Cut, Judge, Load};
@@ -9,6 +8,7 @@ use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{Answer, get};
+use heapbpf_tests::target::status;
 
 const EIGHT: Load = Load::FAST.with_threads(8);
 
@@ -193,9 +193,7 @@ fn intervals_include_the_truth_with_a_ring_of_one_page() {
 
 /// Resident memory of a process in bytes, or `None` if it has ended.
 fn resident(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+    status(pid, "VmRSS")?.trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Tests of the long set.

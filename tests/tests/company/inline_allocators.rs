@@ -56,55 +56,11 @@ fn exact(profile: &Profile, stats: &Stats, truth: &Truth) {
     assert_eq!((stats.submitted, stats.failed), (truth.allocs(), 0), "{stats:?}");
 }
 
-/// libc's allocator, and one in a library of its own.
-#[test]
-fn a_process_is_hooked_again() {
-    hooked_again("a_process_is_hooked_again", &PRELOADED[..2]);
-}
-
-/// After hooks are removed, the kernel may leave the allocator's text in several mappings.
-fn hooked_again(case: &str, files: &[&str]) {
-    let Some(_turn) = turn(case) else { return };
-    for &file in files {
-        let Some(command) = with_allocator(case, file, &program("anywhere"), &["90"]) else { continue };
-        let command = std::cell::RefCell::new(command);
-        let start = || {
-            let target = Target::start_command(&mut command.borrow_mut());
-            for _ in 0..2 {
-                recorder(target.pid(), Hook::Inline, 1).start().stop();
-            }
-            target
-        };
-        let (mut target, recording) =
-            begin(&start, Hook::Inline, if file.is_empty() { "libc.so.6" } else { file }, 1, &[]);
-        target.go();
-        target.line();
-        let truth = target.truth();
-        let (profile, stats) = recording.stop().results();
-        exact(&profile, &stats, &truth);
-        assert!(target.end().success(), "{file}: it comes to no harm");
-    }
-}
-
-#[test]
-fn aligned_blocks_and_calls_that_fail_are_exact() {
-    let Some(_turn) = turn("aligned_blocks_and_calls_that_fail_are_exact") else { return };
-    for name in ["aligned", "reallocs"] {
-        let (profile, stats, truth) = record(&mut Command::new(program(name)), "libc.so.6", &[], false);
-        checks::sites(&profile, &truth, 1, Compare::All);
-        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
-        // Every call is sampled, including those that no allocator can fulfil.
-        assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{stats:?}");
-    }
-}
-
 #[test]
 fn every_form_of_new_and_delete_is_exact() {
     let case = "every_form_of_new_and_delete_is_exact";
     let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
+    let Some(_compiler) = tool("c++") else { return skipped(case, "no C++ compiler (Debian: g++)") };
     let operators = program_with("operators", "operators", &["-std=c++17", "-fsized-deallocation"]);
     for file in PRELOADED {
         let Some(mut command) = with_allocator(case, file, &operators, &["100"]) else { continue };
@@ -124,9 +80,7 @@ fn exceptions_reach_their_handlers() {
 /// ends the program itself.)
 fn exceptions(case: &str, reason: &str, files: &[&str]) {
     let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
+    let Some(_compiler) = tool("c++") else { return skipped(case, "no C++ compiler (Debian: g++)") };
     for file in files {
         let Some(mut command) = with_allocator(case, file, &program("throwing"), &["200", reason]) else { continue };
         let (profile, stats, truth) = record(&mut command, file, &[], false);
@@ -193,6 +147,37 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
     assert!(shares.iter().all(|share| share.is_some_and(|share| share < 1.0)), "{shares:?}");
 }
 
+/// Prints how long the calls of such an allocator are not counted, from before its file is mapped on: the program makes
+/// one every 0.1 ms, and those that are missing are the first ones.
+#[test]
+fn the_first_calls_of_an_allocator_that_is_loaded_later_are_missing() {
+    let case = "the_first_calls_of_an_allocator_that_is_loaded_later_are_missing";
+    let Some(_turn) = turn(case) else { return };
+    for file in &PRELOADED[1..] {
+        let path = Path::new(LIBRARIES).join(file);
+        if !path.exists() {
+            skipped(case, &format!("no {file}"));
+            continue;
+        }
+        let start = || {
+            let mut command = Command::new(program("newcomer"));
+            let command = command.arg(&path).arg("100000");
+            Target::start_command(command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
+        };
+        let (mut target, recording) = begin(&start, Hook::Inline, "libc.so.6", 1, &[]);
+        let pid = target.pid();
+        target.go();
+        until("both are hooked", || hooked_files(pid).len() == 2);
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        let of_site = profile.stacks.iter().filter(|stack| stack.site() == Some("site_01"));
+        let counted: u64 = of_site.map(|stack| stack.samples).sum();
+        let made = truth.site("site_01").allocs;
+        println!("{file}: {:.1} ms, {counted} of {made} calls", made.saturating_sub(counted) as f64 * 0.1);
+        assert!((1..made).contains(&counted) && stats.lost() == 0, "{file}: {counted} of {made}, {stats:?}");
+    }
+}
+
 /// A custom allocator in a program, and one in a library that is unloaded and loaded again.
 #[test]
 fn custom_allocators_are_exact() {
@@ -257,31 +242,19 @@ fn static_commands_are_exact() {
         ("pairs", "fixed-glibc", &["-static"]),
     ] {
         let command = program_with(name, &format!("{name}-{library}-command"), flags);
-        for hook in ["inline", "auto"] {
-            let recorder = Recorder::new().interval(1).option("--hook", hook).variable("FREE_RUNNING", "1".as_ref());
-            let outcome = recorder.command(&command, ["1280"]).start().finish();
-            let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
-            let truth: Truth = serde_json::from_str(report).expect("a report");
-            let (profile, stats) = outcome.results();
-            assert!(
-                stats.hooks.iter().all(|process| process.hook == "inline"),
-                "{name}: {stats:?}: {}",
-                outcome.stderr
-            );
-            checks::sites(&profile, &truth, 1, Compare::All);
-            assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{name}: {stats:?}");
-        }
+        let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", "1".as_ref());
+        let outcome = recorder.command(&command, ["1280"]).start().finish();
+        let truth = Truth::in_output(&outcome.stdout);
+        let (profile, stats) = outcome.results();
+        assert!(stats.hooks.iter().all(|process| process.hook == "inline"), "{name}: {stats:?}: {}", outcome.stderr);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{name}: {stats:?}");
     }
 }
 
 /// Tests of the long set.
 mod long {
     use super::*;
-
-    #[test]
-    fn a_process_is_hooked_again_with_other_allocators() {
-        hooked_again("a_process_is_hooked_again_with_other_allocators", &PRELOADED[2..]);
-    }
 
     #[test]
     fn exceptions_of_other_allocators_at_a_limit_reach_their_handlers() {

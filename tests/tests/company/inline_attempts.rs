@@ -45,6 +45,8 @@ fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
     let messages = recording.said();
     assert!(messages.contains(&format!("process {pid} uses probes: ")), "{messages}");
     assert!(messages.contains("in time") || messages.contains("it shares its memory with"), "{messages}");
+    let said = messages.matches("it is tried again for up to 12s").count();
+    assert_eq!(said, 1, "the wait is told once: {messages}");
     target.go();
     target.step();
     let truth = target.run();

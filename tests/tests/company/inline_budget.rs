@@ -60,16 +60,6 @@ fn calls_that_the_target_counts_are_no_probe_time() {
 }
 
 #[test]
-fn an_automatic_interval_reaches_the_target() {
-    let Some(_turn) = turn("inline_an_automatic_interval_reaches_the_target") else { return };
-    let (profile, stats, truth) = record("6000000", &[("-i", "auto"), ("--max-overhead", "none")]);
-    counted_exactly(&stats, &truth);
-    assert!(profile.notes.iter().any(|note| note.contains("chosen for the call rate")), "{:?}", profile.notes);
-    assert!(profile.stacks.iter().any(|stack| stack.interval == profile.interval_bytes), "{}", profile.interval_bytes);
-    figures_are_true(&profile, &truth);
-}
-
-#[test]
 fn an_interval_that_is_too_dear_is_widened_while_the_target_runs() {
     let Some(_turn) = turn("inline_an_interval_that_is_too_dear_is_widened") else { return };
     let (profile, stats, truth) = record("2000000", &[("-i", "1"), ("--max-overhead", "5%")]);

@@ -6,43 +6,13 @@ use std::process::Command;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses, mapped};
-use heapbpf_tests::program::{library, program};
-use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, mapped, recorder};
+use heapbpf_tests::program::program;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::torture::Limited;
 
-fn inline(pid: u32, interval: u64) -> Recorder {
-    Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
-}
-
-/// Rounds of hooking and unhooking per interval. The long set has more.
+/// Rounds of hooking and unhooking. The long set has more.
 const ROUNDS: u32 = 3;
-const MANY_ROUNDS: u32 = 30;
-
-/// Eight threads that check all their blocks, under a signal every millisecond, with forks, exceptions and dlopen.
-fn checks_itself(rounds: u32) {
-    let Some(_turn) = turn("a_program_that_checks_itself_is_hooked_again_and_again") else { return };
-    let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
-    let mut target = Target::start(&program("unharmed"), [&plugin]);
-    let pid = target.pid();
-    let mut hooked = 0;
-    let cycle = |number: u32| {
-        let interval = [1 << 20, 4096, 65536][number as usize % 3];
-        let recording = inline(pid, interval).start();
-        let was_hooked = is_hooked(pid);
-        let (_, stats) = recording.stop().results();
-        assert!(was_hooked || stats.hooks[0].not_inline.is_some(), "cycle {number}: {stats:?}");
-        assert!(stats.hits > 0, "cycle {number}: {stats:?}");
-        hooked += u32::from(was_hooked);
-        assert!(!is_hooked(pid), "cycle {number}: the original pages are back");
-    };
-    (0..rounds).for_each(cycle);
-    target.go();
-    println!("{hooked} of {rounds} rounds hooked inline; {}", target.line());
-    assert!(hooked > 0);
-    assert!(target.end().success());
-}
 
 /// If heapbpf makes a thread run calls in the middle of a restartable sequence, the thread restarts the sequence, as
 /// after any other interruption.
@@ -52,7 +22,7 @@ fn restarts(rounds: u32) {
     let mut target = Target::start(&program("restartable"), [""; 0]);
     let mut hooked = 0;
     for _ in 0..rounds {
-        let recording = inline(target.pid(), 65536).start();
+        let recording = recorder(target.pid(), Hook::Inline, 65536).start();
         hooked += u32::from(is_hooked(target.pid()));
         recording.stop();
     }
@@ -83,7 +53,7 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
 
 /// Records a program with probes, because it must not get inline hooks for this reason.
 fn is_probed(mut target: Target, why: &str) {
-    let recording = inline(target.pid(), 1).start();
+    let recording = recorder(target.pid(), Hook::Inline, 1).start();
     assert!(!is_hooked(target.pid()), "{}", recording.said());
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
@@ -137,7 +107,7 @@ fn a_process_that_is_frozen_while_it_is_hooked_loses_its_hooks_once_it_is_thawed
     }
     let mut target = Target::start(&program("mix"), ["2000"]);
     group.take("", target.pid());
-    let mut recording = inline(target.pid(), 4096).flag("-v").start();
+    let mut recording = recorder(target.pid(), Hook::Inline, 4096).flag("-v").start();
     assert!(is_hooked(target.pid()), "{}", recording.said());
     std::fs::write(file("cgroup.freeze"), "1").expect("our own group");
     until("the process is frozen", || {
@@ -160,7 +130,7 @@ fn a_process_that_is_frozen_while_it_is_hooked_loses_its_hooks_once_it_is_thawed
 fn children_of_a_hooked_process_allocate() {
     let Some(_turn) = turn("children_of_a_hooked_process_allocate") else { return };
     let mut target = Target::start(&program("sampled_forks"), [""; 0]);
-    let recording = inline(target.pid(), 1).start();
+    let recording = recorder(target.pid(), Hook::Inline, 1).start();
     let was_hooked = is_hooked(target.pid());
     target.go();
     assert_eq!(target.line(), "20 of 20 children ended well", "hooked inline: {was_hooked}");
@@ -197,7 +167,7 @@ fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
     let mut target = Target::start(&program("mix"), ["2000"]);
     let pid = target.pid();
     let record = |interval: u64| loop {
-        let recording = inline(pid, interval).start();
+        let recording = recorder(pid, Hook::Inline, interval).start();
         let was_hooked = is_hooked(pid);
         recording.stop();
         assert!(!is_hooked(pid), "the original pages are back");
@@ -218,19 +188,12 @@ fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
     assert_eq!((mapped, locked_kib), (first.0, 0));
     // The kernel may keep its copy of the page with the breakpoints.
     assert!(own_kib <= first.1[0] + 4, "{own_kib} KiB, after the first {:?}", first.1);
-    let recording = inline(pid, 1).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = recorder(pid, Hook::Inline, 1).results_of(&mut target);
     if stats.hooks[0].hook == "inline" {
         checks::sites(&profile, &truth, 1, Compare::All);
         counted_exactly(&stats, &truth);
     }
     assert!(target.end().success());
-}
-
-#[test]
-fn a_program_that_checks_itself_is_hooked_again_and_again() {
-    checks_itself(ROUNDS);
 }
 
 #[test]
@@ -243,12 +206,7 @@ mod long {
     use super::*;
 
     #[test]
-    fn a_program_that_checks_itself_is_hooked_many_times() {
-        checks_itself(MANY_ROUNDS);
-    }
-
-    #[test]
     fn restartable_sequences_are_restarted_many_times() {
-        restarts(MANY_ROUNDS);
+        restarts(10 * ROUNDS);
     }
 }

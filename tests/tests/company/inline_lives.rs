@@ -1,10 +1,9 @@
 //! Process generations whose calls are counted inside them: exits, children, execs.
 
-use std::process::Command;
-
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::numbers_of_snapshots;
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::doctor::doctor_text_of;
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, recorder};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::{program, program_with};
@@ -41,6 +40,26 @@ fn inline_counts_are_exact_when_a_process_exits() {
     }
 }
 
+/// The next ones are prepared while others are hooked, some of them together.
+#[test]
+fn many_named_processes_are_hooked_and_all_their_calls_are_counted() {
+    const PROCESSES: usize = 36;
+    let Some(_turn) = turn("many_named_processes_are_hooked_and_all_their_calls_are_counted") else { return };
+    let mut targets: Vec<Target> = (0..PROCESSES).map(|_| Target::start(&program("mix"), ["2000"])).collect();
+    let recorder = Recorder::of(targets[0].pid(), HALF_MIB).option("--hook", "inline").flag("--no-follow");
+    let recording = targets[1..].iter().fold(recorder, |recorder, target| recorder.pid(target.pid())).start();
+    assert!(targets.iter().all(|target| is_hooked(target.pid())), "{}", recording.said());
+    let truths: Vec<Truth> = targets.iter_mut().map(Target::run).collect();
+    let (profile, stats) = recording.stop().results();
+    let all = |of: fn(&Truth) -> u64| truths.iter().map(of).sum::<u64>();
+    let counted = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
+    assert_eq!(counted, (all(Truth::allocs), all(Truth::bytes)), "{stats:?}");
+    for (target, truth) in targets.iter().zip(&truths) {
+        let bytes = profile.process(target.pid()).figures.alloc_bytes.exact;
+        assert_eq!(bytes, Some(truth.bytes() as f64), "process {}", target.pid());
+    }
+}
+
 /// The set of sampled blocks in a process is as large as the interval demands, if the process has space for it. If
 /// something is full, the note names it and the remedy.
 #[test]
@@ -59,9 +78,7 @@ fn as_many_sampled_blocks_are_followed_as_live_max_says() {
             limit_addresses(target.pid(), 26 << 20);
         }
         let recorder = Recorder::of(target.pid(), 1).option("--hook", "inline").option("--live-max", live_max);
-        let recording = recorder.option("--unwind", "fp").option("--ring-bytes", "64MiB").start();
-        let truth = target.run();
-        let outcome = recording.stop();
+        let (outcome, truth) = recorder.option("--unwind", "fp").option("--ring-bytes", "64MiB").record(&mut target);
         let (profile, stats) = outcome.results();
         assert_eq!((stats.lost(), stats.exact_alloc_bytes), (0, truth.bytes()), "{stats:?}");
         let in_use = profile.totals.inuse_objects.as_ref().expect("it is known");
@@ -84,8 +101,10 @@ fn as_many_sampled_blocks_are_followed_as_live_max_says() {
 fn inline_counts_are_exact_when_a_process_is_killed() {
     let Some(_turn) = turn("inline_counts_are_exact_when_a_process_is_killed") else { return };
     for interval in [1, HALF_MIB] {
-        let (_, stats, truth) = to_its_end("endings", &["sigkill", "5000"], interval);
+        let (profile, stats, truth) = to_its_end("endings", &["sigkill", "5000"], interval);
         counted_exactly(&stats, &truth);
+        checks::sites(&profile, &truth, interval, Compare::All);
+        assert!(profile.processes.iter().all(|process| process.ended), "{:?}", profile.processes);
     }
 }
 
@@ -158,44 +177,6 @@ fn inline_hooks_leave_children_that_are_no_targets() {
     checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
     assert!(profile.processes.iter().all(|process| process.pid == target.pid()));
     assert_eq!(stats.exact_alloc_objects, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
-}
-
-/// A child allocates in its parent's memory, and adds to the counts there.
-#[test]
-fn inline_children_in_their_parents_memory() {
-    let Some(_turn) = turn("inline_children_in_their_parents_memory") else { return };
-    for mode in ["vfork", "clone"] {
-        let mut target = Target::start(&program("family"), [mode]);
-        let recording = inline(&target, 1);
-        target.go();
-        target.step();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        checks::sites(&profile, &truth, 1, Compare::All);
-        assert_eq!(stats.lost(), 0, "{mode}: {stats:?}");
-        for pid in truth.sites.iter().map(|site| site.pid) {
-            checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);
-        }
-    }
-}
-
-/// An exec leaves hooks and blocks behind, and the new program is hooked itself.
-#[test]
-fn inline_hooks_end_with_an_exec() {
-    let Some(_turn) = turn("inline_hooks_end_with_an_exec") else { return };
-    let mut target = Target::start(&program("family"), ["exec from another thread", "step"]);
-    let recording = inline(&target, 1);
-    target.go();
-    target.step();
-    // The old hooks are gone, and the new program gets its own.
-    until("the new program is hooked", || is_hooked(target.pid()));
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    checks::sites(&profile, &truth, 1, Compare::Allocated);
-    let sums = checks::site_sums(&profile, None);
-    assert_eq!(sums["site_00"].figures[3], 0.0, "the first generation: {:?}", sums["site_00"]);
-    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second generation");
-    assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
 /// Each thread leaves a block, and the next thread gets the slot of the last one, or its own.
@@ -272,8 +253,7 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                 1 => {
                     by_probes = Some(probes());
                     hooks = hooks.or_else(|| Some(inline(&target, 1)));
-                    let doctor = Command::new(heapbpf()).args(["doctor", "--pid", &pid.to_string()]).output();
-                    let output = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
+                    let output = doctor_text_of(pid);
                     assert!(output.contains("! allocations: another recording counts it from inside"), "{output}");
                     assert!(!output.contains("Nothing would be missed"), "{output}");
                 }

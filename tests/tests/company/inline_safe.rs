@@ -3,7 +3,7 @@
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::{doctor, doctor_of};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::inline::{Hook, begin, is_hooked};
+use heapbpf_tests::inline::{Hook, begin, is_hooked, maps, recorder};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -25,12 +25,9 @@ impl Running {
 
     /// Records it with `--hook inline`, at interval 1.
     fn record(&mut self, options: &[&str]) -> (Profile, Stats, Truth) {
-        let recorder = Recorder::of(self.pid, 1).option("--hook", "inline").flag("--no-follow");
-        let recording = options.iter().fold(recorder, |recorder, option| recorder.flag(option)).start();
-        let truth = self.target.run();
-        let (profile, stats) = recording.stop().results();
+        let results = recorder(self.pid, Hook::Inline, 1).flags(options).results_of(&mut self.target);
         assert!(!is_hooked(self.pid), "the original pages are back");
-        (profile, stats, truth)
+        results
     }
 
     /// Records it, and checks that it was hooked inline and that figures are exact. On a busy machine stops may
@@ -71,10 +68,6 @@ fn hooked_in_mode(mode: &str) {
 /// Whether a reason is temporary.
 fn is_for_want_of_time(why: &str) -> bool {
     why.contains("did not stop in time") || why.contains("the time limit was reached")
-}
-
-fn maps(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
 }
 
 /// What `doctor --json` reports about the first allocator of a process.
@@ -126,8 +119,8 @@ fn confined_processes_are_hooked() {
 fn other_options_work_or_are_refused_before_anything_is_touched() {
     let Some(_turn) = turn("other_options_work_or_are_refused_before_anything_is_touched") else { return };
     let mut running = Running::in_mode("plain");
-    let recorder = Recorder::of(running.pid, 4096).option("--hook", "inline").flag("--no-follow");
-    recorder.option("--criterion", "size-class").refused().check(2, &["leave --criterion size-class out"]);
+    let recorder = recorder(running.pid, Hook::Inline, 4096).option("--criterion", "size-class");
+    recorder.refused().check(2, &["leave --criterion size-class out"]);
     assert!(!maps(running.pid).contains("/memfd:heapbpf-"), "it was touched");
     let (profile, stats, truth) = running.record(&["--no-live"]);
     let is_late = stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time);
@@ -153,7 +146,7 @@ fn what_is_sealed_stays_and_does_not_count() {
     let outcome = recording.stop();
     assert!(outcome.stderr.contains("(without hooks) until it ends"), "{}", outcome.stderr);
     assert!(maps(pid).contains("/memfd:heapbpf-"), "nobody can take it out");
-    let again = Recorder::of(pid, 4096).option("--hook", "inline").flag("--no-follow").start().stop();
+    let again = recorder(pid, Hook::Inline, 4096).start().stop();
     let (_, stats) = again.results();
     let reason = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
     assert!(reason.contains("are sealed"), "{reason:?}, {}", again.stderr);

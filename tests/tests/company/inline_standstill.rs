@@ -8,18 +8,11 @@ use heapbpf_tests::guardian::cleaners_of;
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::program::{copy_of, library, program};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until, wait};
+use heapbpf_tests::target::{Target, tracer_of, until, wait};
 
 /// strace delays each ptrace request of the helper that stops a process by ten seconds, starting with a request at
 /// which the first threads are already stopped.
 const LATE: &str = "inject=ptrace:delay_enter=10000000:when=14+";
-
-/// The process that traces a process, or 0.
-fn tracer_of(pid: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-    line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
-}
 
 #[test]
 fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
@@ -29,7 +22,7 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = copy_of(&program("unharmed"), dir.path(), "standstill");
     let recorder = Recorder::new().option("--comm", "standstill").option("--hook", "inline").interval(4096);
-    let recording = recorder.flag("--no-follow").start();
+    let mut recording = recorder.flag("--no-follow").start();
     let [cleaner] = cleaners_of(recording.pid())[..] else { panic!("one cleaner") };
     let mut command = Command::new(strace);
     command.args(["-f", "-o", "/dev/null", "-e", "trace=ptrace", "-e", LATE, "-p", &cleaner.to_string()]);
@@ -49,6 +42,7 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     assert!(!is_hooked(target.pid()) && tracer_of(target.pid()) == 0, "{line}");
     tracer.kill().expect("it runs");
     wait(&mut tracer, "strace");
+    recording.await_more_links();
     // The target checks all its memory.
     target.go();
     println!("{}", target.line());

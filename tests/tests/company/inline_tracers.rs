@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::doctor::clean;
 use heapbpf_tests::environment::{heapbpf, skipped, tool_or_install, turn};
 use heapbpf_tests::guardian::changed_bytes_of_libc;
 use heapbpf_tests::inline::{Hook, is_hooked, recorder};
@@ -267,11 +268,18 @@ fn a_service_that_hooks_the_process_is_pointed_to() {
     let pid = target.pid();
     let (service, address) = Recorder::of(pid, 4096).option("--hook", "inline").serve();
     assert!(is_hooked(pid), "{}", service.said());
-    let messages = Recorder::of(pid, 4096).start().stop().stderr;
-    assert!(messages.contains(&format!("it is already being recorded: heapbpf top http://{address}\n")), "{messages}");
+    let recording = Recorder::of(pid, 4096).start();
+    recording.signal(libc::SIGINT);
+    let outcome = recording.ends();
+    // It says so at the start and at the end, where nothing else is shown.
+    let pointer = format!("it is already being recorded: heapbpf top http://{address}");
+    assert_eq!(outcome.stderr.lines().filter(|line| line.ends_with(&pointer)).count(), 2, "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.matches(SEES_NOTHING).count(), 1, "{}", outcome.stderr);
+    assert!(outcome.status.code() == Some(1) && outcome.stdout.is_empty(), "{}", outcome.stdout);
+    assert!(!outcome.file("profile.json").exists(), "no profile is written");
     let plan = Command::new(heapbpf()).args(["plan", "--pid", &pid.to_string()]).output().expect("it runs");
     let said = String::from_utf8_lossy(&plan.stderr);
-    assert!(said.contains(SEES_NOTHING) && said.contains(&format!("heapbpf top http://{address};")), "{said}");
+    assert!(said.contains("another recording counts every target") && said.contains(&pointer), "{said}");
     assert!(plan.status.code() == Some(1) && plan.stdout.is_empty(), "{plan:?}");
     service.stop();
 }
@@ -381,9 +389,8 @@ fn hooks_stay_in_a_program_as_long_as_a_debugger_is_there() {
     debugger.leave();
     let truth = target.truth();
     counts_all(&outcome, &truth, "inline hooks beside a breakpoint");
-    let clean = ["doctor", "--clean", "--pid", &pid.to_string()];
-    let cleaned = Command::new(heapbpf_tests::environment::heapbpf()).args(clean).output().expect("it runs");
-    assert!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
+    let (said, status) = clean(pid);
+    assert_eq!(status, Some(0), "{said}");
     is_as_it_was(pid, case);
     assert!(!is_hooked(pid));
     assert!(target.end().success());
@@ -402,13 +409,6 @@ mod long {
     }
 
     #[test]
-    fn a_second_heapbpf_probes() {
-        let case = "inline_tracers_a_second_heapbpf_probes";
-        let Some(_turn) = turn(case) else { return };
-        side_by_side(case, &Tool::Heapbpf(Hook::Probe), ORDERS);
-    }
-
-    #[test]
     fn a_uprobe_event_and_a_second_heapbpf_in_every_order() {
         let case = "inline_tracers_in_every_order";
         let Some(_turn) = turn(case) else { return };
@@ -417,6 +417,8 @@ mod long {
         if UprobeEvent::open(Path::new(&libc_of(target.pid())), offset, target.pid(), 0).is_ok() {
             side_by_side(case, &Tool::Uprobe(offset), ORDERS);
         }
-        side_by_side(case, &Tool::Heapbpf(Hook::Inline), ORDERS);
+        for hook in [Hook::Inline, Hook::Probe] {
+            side_by_side(case, &Tool::Heapbpf(hook), ORDERS);
+        }
     }
 }

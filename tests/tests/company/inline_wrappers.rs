@@ -58,8 +58,7 @@ fn a_wrapper_keeps_a_command_on_probes() {
             Recorder::new().interval(1).option("--hook", "inline").variable("LD_PRELOAD", wrapper.as_os_str());
         let recorder = recorder.variable("FREE_RUNNING", "1".as_ref());
         let outcome = recorder.command(&program("pairs"), ["2000", "2", "100"]).start().finish();
-        let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
-        let truth: Truth = serde_json::from_str(report).expect("a report");
+        let truth = Truth::in_output(&outcome.stdout);
         let (profile, stats) = outcome.results();
         counts_once(&profile, &stats, &truth);
     }
@@ -75,9 +74,7 @@ fn a_wrapper_is_probed_by_links_that_serve_every_process() {
         let mut command = Command::new(&wrapped);
         let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));
         let recorder = Recorder::new().option("--comm", "pairs-wrapped").option("--hook", "probe");
-        let recording = recorder.interval(1).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = recorder.interval(1).results_of(&mut target);
         checks::sites(&profile, &truth, 1, Compare::All);
         counted_exactly(&stats, &truth);
         let at_wrapper = stats.attach.iter().any(|probe| Path::new(&probe.file).file_name() == wrapper.file_name());

@@ -2,15 +2,17 @@
 //! the JVM.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{programs_dir, skipped, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::program::java_program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 
 /// Minimum share of samples whose stacks are complete and named.
 const SHARE: f64 = 0.95;
@@ -130,7 +132,10 @@ fn show_methods(case: &str, javas: Vec<PathBuf>) {
     for java in javas {
         // Interpreted, compiled by the first compiler, and compiled by both after a warm-up.
         for (flags, warm_up) in [(&["-Xint"][..], 1), (&["-XX:TieredStopAtLevel=1"], 1000), (&[], 3000)] {
-            let mut target = start(&java, flags, [200, 2, warm_up]);
+            let mut target = start(&java, flags, [100, 2, warm_up]);
+            let (_, found) = doctor_of(target.pid());
+            let version = found["java"].as_str().unwrap_or_default();
+            assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");
             let recording = Recorder::of(target.pid(), 1024).start();
             target.go();
             assert_eq!(target.line(), "DONE");
@@ -148,23 +153,29 @@ fn a_jvm_is_followed_from_its_start() {
     let Some(_turn) = turn(case) else { return };
     let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
     let arguments = ["-cp", &compiled(&java).display().to_string(), "JavaTruth", "200", "2", "1"].map(str::to_owned);
-    let recording = Recorder::new().interval(1024).command(&java.join("bin/java"), arguments).start();
-    let (profile, _) = recording.finish().results();
+    // The program gets lines from heapbpf's standard input, and waits at its end: frames are read from its memory.
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let input = dir.path().join("input");
+    assert!(Command::new("mkfifo").arg(&input).status().expect("mkfifo runs").success());
+    let exec = format!("exec \"$0\" \"$@\" 0<> {}", input.display());
+    let recorder = Recorder::new().interval(1024).option("--every", "300ms");
+    let recorder = recorder.through(&["/bin/sh", "-c", exec.as_str()].map(OsStr::new));
+    let recording = recorder.command(&java.join("bin/java"), arguments).start();
+    assert!(recording.line().starts_with("READY "));
+    std::fs::write(&input, "go\n").expect("our own FIFO");
+    assert_eq!(recording.line(), "DONE");
+    let last = || numbers_of_snapshots(&recording.dir()).last().copied().unwrap_or(0);
+    let before = last();
+    // The next one may have been begun before.
+    until("a snapshot of all that it did", || last() >= before + 2);
+    recording.signal(libc::SIGTERM);
+    let outcome = recording.ends();
+    assert_eq!(outcome.status.code(), Some(128 + libc::SIGTERM), "{}", outcome.stderr);
+    let (profile, _) = outcome.results();
     let (share, others) = share(&profile);
     println!("from the start: {:.2} % whole and named; others: {others:?}", share * 100.0);
     assert!(share >= SHARE, "{share} {others:?} {:?}", profile.notes);
     assert!(profile.stacks.iter().any(|stack| has_path(stack, &["JavaTruth.run", "JavaTruth.main"])));
-}
-
-#[test]
-fn doctor_names_the_version_of_java() {
-    let case = "doctor_names_the_version_of_java";
-    let Some(_turn) = turn(case) else { return };
-    let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
-    let target = start(&java, &[], [1, 0, 1]);
-    let (_, found) = doctor_of(target.pid());
-    let version = found["java"].as_str().unwrap_or_default();
-    assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");
 }
 
 /// Tests of the long set.

@@ -1,25 +1,13 @@
 //! Leak suspects of a program whose leaks are known, and tables by size.
 
-use std::path::Path;
-use std::process::Command;
-
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 
 fn recorded(options: &[&str]) -> Outcome {
     let mut target = Target::start(&program("suspects"), ["2000"]);
-    let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
-    let recording = recorder.start();
-    target.run();
-    recording.stop()
-}
-
-fn report(profile: &Path, arguments: &[&str]) -> String {
-    let said = Command::new(heapbpf()).arg("report").arg(profile).args(arguments).output().expect("heapbpf runs");
-    assert!(said.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said.stderr));
-    String::from_utf8(said.stdout).expect("text")
+    Recorder::new().pid(target.pid()).flags(options).record(&mut target).0
 }
 
 /// The lines from a heading to the next empty line.
@@ -38,7 +26,7 @@ fn what_outlives_its_stack_is_suspected_and_nothing_else() {
     let Some(_turn) = turn("what_outlives_its_stack_is_suspected_and_nothing_else") else { return };
     for interval in ["1", "600"] {
         let outcome = recorded(&["--interval", interval]);
-        let text = report(&outcome.file("profile.json"), &["--suspects"]);
+        let text = outcome.report(&["--suspects"]);
         println!("{text}");
         let suspects = section(&text, "Leak suspects");
         // The faster-growing site comes first.
@@ -53,13 +41,8 @@ fn what_outlives_its_stack_is_suspected_and_nothing_else() {
         // The report names the first suspect without being asked.
         let growing = outcome.stdout.lines().find(|line| line.trim_start().starts_with("growing")).unwrap_or_default();
         assert!(growing.contains("site_02 +") && growing.contains("/s"), "{}", outcome.stdout);
+        // pprof has no ages.
+        let text = outcome.report_of("profile.pb.gz", &["--suspects"]);
+        assert!(text.contains("no sample ages"), "{text}");
     }
-}
-
-#[test]
-fn without_ages_the_report_says_what_it_lacks() {
-    let Some(_turn) = turn("without_ages_the_report_says_what_it_lacks") else { return };
-    let outcome = recorded(&["--interval", "1"]);
-    let text = report(&outcome.file("profile.pb.gz"), &["--suspects"]);
-    assert!(text.contains("no sample ages"), "{text}");
 }

@@ -1,9 +1,8 @@
 //! Lifetimes of blocks and the peak, for a program whose lifetimes are known.
 
 use std::path::Path;
-use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
@@ -14,10 +13,7 @@ use serde_json::Value;
 /// Records the program with these options and `rounds` of blocks of 100 bytes.
 fn record(rounds: u64, options: &[&str]) -> (Outcome, Truth) {
     let mut target = Target::start(&program("lifetimes"), [rounds.to_string()]);
-    let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
-    let recording = recorder.start();
-    let truth = target.run();
-    (recording.stop(), truth)
+    Recorder::new().pid(target.pid()).flags(options).record(&mut target)
 }
 
 /// Records at R = 1 until the program has ended.
@@ -90,10 +86,7 @@ fn lifetimes_are_those_of_the_program() {
         assert!((found - left).abs() < 1e-9, "{site}: {found} left of an ended process");
     }
 
-    let file = outcome.file("profile.json");
-    let report =
-        Command::new(heapbpf()).args(["report", "--details"]).arg(&file).output().expect("the binary under test runs");
-    let text = String::from_utf8(report.stdout).expect("text");
+    let text = outcome.report(&["--details"]);
     for said in ["100 % temporary", "more than half are not freed", "half are freed within "] {
         assert!(text.contains(said), "{said:?} is not in\n{text}");
     }
@@ -137,6 +130,5 @@ fn the_peak_is_of_its_moment() {
     let lowest = (law.truth - law.tolerance()) / 1.02;
     assert!((lowest..law.truth + law.tolerance()).contains(&found), "{found} of {}", law.truth);
     // The final profile includes the peak's.
-    let text = Command::new(heapbpf()).args(["report", "--at", "peak"]).arg(end.file("profile.json")).output();
-    assert!(String::from_utf8_lossy(&text.expect("runs").stdout).contains("site_07"));
+    assert!(end.report(&["--at", "peak"]).contains("site_07"));
 }

@@ -16,9 +16,8 @@ fn exact_with(link: &str, name: &str, arguments: &[&str]) {
     let case = format!("exact_with {link} links: {name}");
     let Some(_turn) = turn(&case) else { return };
     let mut target = Target::start(&program(name), arguments);
-    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) =
+        Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).record(&mut target);
     if link == "session" && outcome.stderr.contains("no uprobe sessions") {
         skipped(&case, "this kernel has no uprobe sessions");
         return;
@@ -97,9 +96,8 @@ fn a_kind_of_link_that_the_kernel_refuses() {
         assert_eq!(check("probes")["detail"], format!("a recording would use {next} links"));
 
         let mut target = Target::start(&program("mix"), ["3000"]);
-        let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").on_kernel(linking).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) =
+            Recorder::of(target.pid(), 1).option("--hook", "probe").on_kernel(linking).results_of(&mut target);
         checks::sites(&profile, &truth, 1, Compare::All);
         let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("it is hooked");
         assert_eq!(malloc.link, next, "{malloc:?}");
@@ -121,7 +119,7 @@ fn links_to_one_process_that_miss_its_threads() {
     assert_eq!((&check["ok"], &check["needed"]), (&Value::Bool(false), &Value::Bool(false)), "{check}");
     assert!(check["detail"].as_str().is_some_and(|why| why.contains("first thread only")), "{check}");
 
-    let mut targets = [(); 2].map(|()| Target::start(&program("threads"), [""; 0]));
+    let mut targets = [(); 2].map(|()| Target::start(&program("threads"), ["640"]));
     let mut other = Target::start(&program("mix"), ["500"]);
     let recorder = Recorder::of(targets[0].pid(), 1).pid(targets[1].pid()).on_kernel(linking);
     let recording = recorder.option("--hook", "probe").start();

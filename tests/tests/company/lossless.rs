@@ -22,7 +22,8 @@ fn nothing_is_lost(profile: &Profile, stats: &Stats) {
     let names = ["stacks_lost", "stacks_missing", "stacks_shortened", "frees_lost", "untracked"];
     assert_eq!((names.map(|name| stats.other[name]), stats.lost(), stats.unsampled), ([0; 5], 0, 0), "{stats:?}");
     assert!(stats.other["waited_ns"] > 0, "{stats:?}");
-    assert!(profile.notes.iter().any(|note| note.contains("waited")), "{:?}", profile.notes);
+    let waited = profile.notes.iter().find(|note| note.starts_with("the targets waited "));
+    assert!(waited.is_some_and(|note| note.contains(" % of their CPU time, ")), "{:?}", profile.notes);
     checks::identity(stats);
 }
 
@@ -31,9 +32,7 @@ fn nothing_is_lost(profile: &Profile, stats: &Stats) {
 fn a_process_that_waits_loses_no_stack() {
     let Some(_turn) = turn("lossless_a_process_that_waits_loses_no_stack") else { return };
     let mut target = Target::start(&program("threads"), ["12800"]);
-    let recording = with_small_ring(Recorder::of(target.pid(), 1)).flag("--lossless").start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = with_small_ring(Recorder::of(target.pid(), 1)).flag("--lossless").record(&mut target);
     assert!(target.end().success());
     let (profile, stats) = outcome.results();
     nothing_is_lost(&profile, &stats);

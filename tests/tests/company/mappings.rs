@@ -1,14 +1,16 @@
-//! Stacks are correct even if the file was deleted, replaced, never on disk, or is under another root.
+//! Stacks are correct even if the file was deleted, replaced, or never on disk.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::descriptors::open_paths;
 use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::{copy_file, library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, children_of, until};
+use heapbpf_tests::torture::Overlay;
 use tempfile::TempDir;
 
 /// One path of frames.c, innermost first.
@@ -37,7 +39,7 @@ fn named_and_whole(profile: &Profile) {
     let stacks: Vec<_> = profile.stacks.iter().filter(|stack| stack.site() == Some(PATH[0])).collect();
     assert!(!stacks.is_empty(), "nothing was sampled at {}", PATH[0]);
     for stack in stacks {
-        let names: Vec<_> = stack.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
+        let names = stack.names();
         assert!(stack.complete && names.starts_with(&PATH), "complete: {}, {names:?}", stack.complete);
     }
 }
@@ -70,15 +72,6 @@ fn an_executable_that_was_deleted_before() {
     record(target, pid, || ());
 }
 
-#[test]
-fn an_executable_that_is_deleted_meanwhile() {
-    let Some(_turn) = turn("an_executable_that_is_deleted_meanwhile") else { return };
-    let dir = dir();
-    let copy = copy_to(dir.path());
-    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
-    record(target, pid, || std::fs::remove_file(&copy).expect("our own file"));
-}
-
 /// An upgrade replaces the file of the running program.
 #[test]
 fn an_executable_that_is_upgraded_meanwhile() {
@@ -102,9 +95,7 @@ fn with_deleted_plugins(dir: &Path) -> Target {
 /// Whether a process has a deleted file open that had this path. Other tests have plugins of the same name.
 fn holds_deleted(pid: u32, path: &Path) -> bool {
     let deleted = format!("{} (deleted)", path.display());
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-    paths.any(|path| path.as_os_str() == deleted.as_str())
+    open_paths(pid).iter().any(|path| path.as_os_str() == deleted.as_str())
 }
 
 /// Plugins are loaded from temporary files and unloaded soon. What was seen while it was mapped keeps its names.
@@ -172,28 +163,6 @@ os.execve(file, sys.argv[1:], os.environ)";
 }
 
 #[test]
-fn a_process_under_another_root() {
-    let case = "a_process_under_another_root";
-    let Some(_turn) = turn(case) else { return };
-    let Some(chroot) = [PathBuf::from("/usr/sbin/chroot")].into_iter().find(|path| path.exists()) else {
-        return skipped(case, "no chroot (Debian: coreutils)");
-    };
-    let dir = dir();
-    let copy = copy_to(dir.path());
-    let libraries = Command::new("ldd").arg(&copy).output().expect("ldd comes with libc");
-    let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
-    for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-        let inside = dir.path().join(library.trim_start_matches('/'));
-        std::fs::create_dir_all(inside.parent().expect("has a directory")).expect("our own directory");
-        copy_file(library, &inside);
-    }
-    let (target, pid) = started(Command::new(chroot).arg(dir.path()).args(["/copied", ROUNDS]));
-    let profile = record(target, pid, || ());
-    let exe = &profile.process(pid).exe;
-    assert!(exe.ends_with("/copied"), "{exe}");
-}
-
-#[test]
 fn a_process_in_a_pid_namespace_has_both_ids() {
     let case = "a_process_in_a_pid_namespace_has_both_ids";
     let Some(_turn) = turn(case) else { return };
@@ -201,47 +170,10 @@ fn a_process_in_a_pid_namespace_has_both_ids() {
     let mut command = Command::new(unshare);
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(frames()).arg(ROUNDS);
     let (target, parent) = started(&mut command);
-    let children = format!("/proc/{parent}/task/{parent}/children");
-    let child = || std::fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<u32>().ok();
-    until("unshare's child", || child().is_some());
-    let pid = child().expect("it was there just now");
+    until("unshare's child", || !children_of(parent).is_empty());
+    let pid = children_of(parent)[0];
     let profile = record(target, pid, || ());
     assert_eq!(profile.process(pid).namespace_pid, Some(1));
-}
-
-/// An overlay mount like a container's, unmounted when dropped.
-struct Overlay {
-    dir: TempDir,
-}
-
-impl Overlay {
-    /// Mounts the overlay with this program in the lower layer. `Err` says why that is not possible.
-    fn with(program: &Path) -> Result<Self, String> {
-        let overlay = Self { dir: dir() };
-        for part in ["lower", "upper", "work", "merged"] {
-            std::fs::create_dir(overlay.path(part)).expect("our own directory");
-        }
-        let copied = Command::new("cp").arg(program).arg(overlay.path("lower").join("layered")).status();
-        assert!(copied.expect("cp runs").success());
-        let layers = ["lower", "upper", "work"].map(|part| format!("{part}dir={}", overlay.path(part).display()));
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "overlay", "overlay", "-o", &layers.join(",")]);
-        let output = mount.arg(overlay.path("merged")).output().map_err(|error| error.to_string())?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-        }
-        Ok(overlay)
-    }
-
-    fn path(&self, part: &str) -> PathBuf {
-        self.dir.path().join(part)
-    }
-}
-
-impl Drop for Overlay {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path("merged")).status();
-    }
 }
 
 /// As in a container, the program is in the lower layer. Then it is changed through the mount, which copies the file
@@ -251,11 +183,14 @@ fn a_program_on_an_overlay() {
     let case = "a_program_on_an_overlay";
     let Some(_turn) = turn(case) else { return };
     for copied_up in [false, true] {
-        let overlay = match Overlay::with(&frames()) {
-            Ok(overlay) => overlay,
-            Err(why) => return skipped(case, &format!("no overlay can be mounted here: {why}")),
+        let dir = dir();
+        let lower = dir.path().join("lower");
+        std::fs::create_dir(&lower).expect("our own directory");
+        copy_file(frames(), lower.join("layered"));
+        let Some(overlay) = Overlay::mount(dir.path(), "container", &lower) else {
+            return skipped(case, "overlay file systems cannot be mounted here");
         };
-        let layered = overlay.path("merged").join("layered");
+        let layered = overlay.path("layered");
         let (target, pid) = started(Command::new(&layered).arg(ROUNDS));
         let profile = record(target, pid, || {
             if copied_up {
@@ -264,6 +199,6 @@ fn a_program_on_an_overlay() {
             }
         });
         let exe = &profile.process(pid).exe;
-        assert!(exe.ends_with("/merged/layered"), "{exe}");
+        assert!(exe.ends_with("/container-merged/layered"), "{exe}");
     }
 }

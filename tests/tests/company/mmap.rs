@@ -18,10 +18,7 @@ fn probed(pid: u32, interval: u64) -> Recorder {
 
 fn record(target: &mut Target, interval: u64, options: &[(&str, &str)]) -> (Profile, Stats, Truth) {
     let recorder = probed(target.pid(), interval);
-    let recording = options.iter().fold(recorder, |it, (option, value)| it.option(option, value)).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    (profile, stats, truth)
+    options.iter().fold(recorder, |it, (option, value)| it.option(option, value)).results_of(target)
 }
 
 fn exact(profile: &Profile, stats: &Stats, truth: &Truth, interval: u64) {
@@ -146,9 +143,8 @@ fn mappings_beside_inline_hooks_are_told_apart_by_their_stacks() {
     for (interval, options) in [(1, ["--hook", "inline"]), (20_000, ["--hook", "auto"])] {
         let mut target = Target::start(&program("mappings"), ["200"]);
         let [option, value] = options;
-        let recording = Recorder::of(target.pid(), interval).flag("--mmap").option(option, value).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) =
+            Recorder::of(target.pid(), interval).flag("--mmap").option(option, value).results_of(&mut target);
         assert_eq!(stats.hooks[0].hook, "inline", "{stats:?}");
         checks::sites(&profile, &truth, interval, Compare::All);
         let is_reported = |function: &str| profile.stacks.iter().any(|stack| stack.function == function);
@@ -172,9 +168,7 @@ fn what_is_reserved_is_not_in_use() {
         return skipped(case, "older kernels do not list the pages of a terabyte");
     }
     let mut target = Target::start(&program("touched"), ["maps"]);
-    let recording = probed(target.pid(), 1).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = probed(target.pid(), 1).results_of(&mut target);
     exact(&profile, &stats, &truth, 1);
     let stack = profile.stacks.iter().find(|stack| stack.site() == Some("site_05")).expect("it maps memory");
     let value = |figure: &Option<Estimate>| figure.as_ref().and_then(|it| it.estimate.zip(it.low).zip(it.high));

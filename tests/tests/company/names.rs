@@ -1,17 +1,18 @@
 //! Function names: what a stripped program's functions are called, and names from other sources.
 
-use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use heapbpf_tests::certificates::{Authority, Certified};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::others::Beside;
 use heapbpf_tests::output::{self, Profile, Stack};
 use heapbpf_tests::program::{copy_of, program, program_with};
 use heapbpf_tests::recorder::{Outcome, Recorder};
@@ -32,7 +33,7 @@ const NOBODY: u32 = 65534;
 
 /// A running debuginfod (Debian's) for the debug files in a directory.
 struct Server {
-    child: Child,
+    _child: Beside,
     address: SocketAddr,
 }
 
@@ -44,7 +45,7 @@ impl Server {
         let mut command = Command::new(program);
         command.args(["-d", ":memory:", "-p", &address.port().to_string(), "-F"]).arg(dir);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("debuginfod runs");
-        let server = Self { child, address };
+        let server = Self { _child: Beside(child), address };
         let listens = || std::net::TcpStream::connect(address).is_ok();
         target::until("debuginfod listens", listens);
         let request = format!("GET /buildid/{build_id}/debuginfo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -57,16 +58,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// An HTTPS server for the files below a directory.
 struct SecureServer {
-    child: Child,
+    _child: Beside,
     address: String,
 }
 
@@ -84,18 +78,11 @@ impl SecureServer {
                 break address.to_owned();
             }
         };
-        Self { child, address }
+        Self { _child: Beside(child), address }
     }
 
     fn url(&self) -> String {
         format!("https://{}", self.address)
-    }
-}
-
-impl Drop for SecureServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -160,19 +147,6 @@ impl Split {
     }
 }
 
-/// A frame as shown: function, file, line, and whether it is inlined.
-type Shown = (Option<String>, Option<String>, Option<u32>, bool);
-
-/// Number of samples by stack, as shown.
-fn shown(profile: &Profile) -> BTreeMap<Vec<Shown>, u64> {
-    let frame = |it: &output::Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
-    let stacks = profile.stacks.iter().map(|it| (it.frames.iter().map(frame).collect(), it.samples));
-    stacks.fold(BTreeMap::new(), |mut sums, (frames, samples)| {
-        *sums.entry(frames).or_insert(0) += samples;
-        sums
-    })
-}
-
 fn is_inlined(profile: &Profile) -> bool {
     profile.stacks.iter().flat_map(|it| &it.frames).any(|frame| frame.inlined)
 }
@@ -210,23 +184,21 @@ fn a_server_has_the_debug_file() {
     let cache = dir.path().join("cache");
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
-    let recording = recorder.variable("DEBUGINFOD_CACHE_PATH", cache.as_os_str()).start();
-    target.run();
-    let (online, _) = recording.stop().results();
-    assert_eq!(shown(&online), shown(&expected));
+    let (online, ..) = recorder.variable("DEBUGINFOD_CACHE_PATH", cache.as_os_str()).results_of(&mut target);
+    assert_eq!(online.shown(), expected.shown());
     assert!(cache.join(&build_id).join("debuginfo").is_file());
 
     for file in ["profile.json", "profile.pb.gz"] {
         let recorded = given_to_users(&outcome, file, &users);
         let (said, later) = symbolize(&recorded, &users, &server.url());
-        assert!(shown(&later).keys().eq(shown(&expected).keys()), "{file}: {said}");
+        assert!(later.shown().keys().eq(expected.shown().keys()), "{file}: {said}");
     }
     assert!(users.join("debuginfod_client").join(&build_id).join("debuginfo").is_file());
     // The file is cached: the server is no longer needed.
     let url = server.url();
     drop(server);
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
-    assert_eq!(shown(&later), shown(&expected), "{said}");
+    assert_eq!(later.shown(), expected.shown(), "{said}");
     // Without a cached file and a server, the reason says so.
     fs::remove_dir_all(users.join("debuginfod_client")).expect("our own directory");
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
@@ -274,7 +246,7 @@ fn certificates_of_servers_are_verified() {
         assert!(!users.join("debuginfod_client").join(&build_id).join("debuginfo").exists());
     }
     let (said, later) = symbolize_trusting(&recorded, &users, &server.url(), known);
-    assert_eq!(shown(&later), shown(&expected), "{said}");
+    assert_eq!(later.shown(), expected.shown(), "{said}");
 
     // Now while recording, with fewer privileges.
     let record_trusting = |authorities: &Authority, cache: &str| {
@@ -285,7 +257,7 @@ fn certificates_of_servers_are_verified() {
         target.run();
         recording.stop().results().0
     };
-    assert_eq!(shown(&record_trusting(&ours, "trusting")), shown(&expected));
+    assert_eq!(record_trusting(&ours, "trusting").shown(), expected.shown());
     assert!(!is_inlined(&record_trusting(&theirs, "distrusting")));
 }
 
@@ -301,6 +273,8 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let url = format!("http://{}", silent.local_addr().expect("it has one"));
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
+    // Its silence is borne until this test is over.
+    let recorder = recorder.variable("DEBUGINFOD_TIMEOUT", OsStr::new("600"));
     let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", dir.path().join("cache").as_os_str()).serve();
     target.run();
     // The client leaves if it gets no answer soon.

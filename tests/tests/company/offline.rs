@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::output::{self, Frame, Profile};
-use heapbpf_tests::program::program_with;
+use heapbpf_tests::output::{self, Frame, Profile, Shown};
+use heapbpf_tests::program::{copy_of, program_with};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
@@ -20,29 +20,8 @@ fn inlines() -> PathBuf {
 /// Records every allocation of a copy of the program, and then removes the copy.
 fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
     let dir = TempDir::with_prefix("heapbpf-test-").expect("a temporary directory");
-    let copy = dir.path().join("inlines");
-    let copied = Command::new("cp").arg(program).arg(&copy).status().expect("cp runs");
-    assert!(copied.success());
-    let mut target = Target::start(&copy, ["40"]);
-    let mut recorder = Recorder::of(target.pid(), 1);
-    for option in options {
-        recorder = recorder.flag(option);
-    }
-    let recording = recorder.start();
-    target.run();
-    recording.stop()
-}
-
-/// The visible parts of each frame of a stack, with the number of samples that have this stack.
-type Shown = BTreeMap<Vec<(Option<String>, Option<String>, Option<u32>, bool)>, u64>;
-
-fn shown(profile: &Profile) -> Shown {
-    let mut shown = Shown::new();
-    for stack in &profile.stacks {
-        let frame = |frame: &Frame| (frame.function.clone(), frame.file.clone(), frame.line, frame.inlined);
-        *shown.entry(stack.frames.iter().map(frame).collect()).or_default() += stack.samples;
-    }
-    shown
+    let mut target = Target::start(&copy_of(program, dir.path(), "inlines"), ["40"]);
+    Recorder::of(target.pid(), 1).flags(options).record(&mut target).0
 }
 
 fn report(arguments: &[&Path]) -> Output {
@@ -59,7 +38,7 @@ fn symbolize(profile: &Path, output: &Path, debug: Option<&Path>) -> String {
     text
 }
 
-fn is_named(shown: &Shown) -> bool {
+fn is_named(shown: &BTreeMap<Vec<Shown>, u64>) -> bool {
     // A static function has no mangled name, and therefore no namespace.
     let path = ["site_00(unsigned long)", "wraps", "shop::Box<long>::fills()", "shop::sells(int)", "main"];
     shown.keys().any(|frames| {
@@ -80,7 +59,7 @@ fn offline_names_are_those_of_a_recording_with_names() {
     let Some(_turn) = turn(case) else { return };
     let program = inlines();
     let (online, _) = record_and_remove(&program, &[]).results();
-    let expected = shown(&online);
+    let expected = online.shown();
     assert!(is_named(&expected), "{expected:?}");
 
     let outcome = record_and_remove(&program, &["--no-symbolize"]);
@@ -114,18 +93,18 @@ fn offline_names_are_those_of_a_recording_with_names() {
             symbolize(&outcome.file(recorded), &json, Some(debug));
             let named: Profile = output::read(&json);
             if recorded == "profile.json" {
-                assert_eq!(shown(&named), expected, "{recorded} with {}", debug.display());
+                assert_eq!(named.shown(), expected, "{recorded} with {}", debug.display());
                 let (total, before) = (&named.totals.alloc_bytes, &bare.totals.alloc_bytes);
                 assert_eq!((total.estimate, total.low), (before.estimate, before.low));
                 assert!(named.stacks.iter().all(|stack| stack.complete));
             } else {
                 // pprof has no sample counts, but the same stacks.
-                assert!(shown(&named).keys().eq(expected.keys()), "{recorded} with {}", debug.display());
+                assert!(named.shown().keys().eq(expected.keys()), "{recorded} with {}", debug.display());
             }
             // The same holds for what pprof keeps.
             symbolize(&outcome.file(recorded), &pprof, Some(debug));
             symbolize(&pprof, &json, None);
-            assert!(shown(&output::read(&json)).keys().eq(expected.keys()), "{recorded} through pprof");
+            assert!(output::read::<Profile>(&json).shown().keys().eq(expected.keys()), "{recorded} through pprof");
         }
     }
 }

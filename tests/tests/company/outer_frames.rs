@@ -7,16 +7,15 @@ use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Number of allocations of each site, half a millisecond apart.
-const ROUNDS: u64 = 600;
+/// Number of allocations of each site, two milliseconds apart: in each phase the daemon must get to run, before copies of
+/// 100 KB fill the ring.
+const ROUNDS: u64 = 400;
 
 /// Records every allocation of outer.c in this mode. Also returns what the daemon logged about outer frames.
 fn record(mode: &str, hook: &str) -> (Profile, Vec<String>) {
     let program = program_with("outer", "outer", &["-fomit-frame-pointer"]);
     let mut target = Target::start(&program, [mode, &ROUNDS.to_string()]);
-    let recording = Recorder::of(target.pid(), 1).option("--hook", hook).flag("-vvv").start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = Recorder::of(target.pid(), 1).option("--hook", hook).flag("-vvv").record(&mut target);
     let (profile, stats) = outcome.results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
@@ -32,11 +31,6 @@ fn samples<'a>(of: impl Iterator<Item = &'a Stack>) -> u64 {
     of.map(|stack| stack.samples).sum()
 }
 
-/// The function names on the stack, from the site outwards.
-fn names(stack: &Stack) -> Vec<&str> {
-    stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
-}
-
 /// A frame of 100 KB, and one of 60 KB around it, are left out of copies, and every stack is complete.
 #[test]
 fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
@@ -47,7 +41,7 @@ fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
         for (site, outermost) in [("site_00", "main"), ("site_01", "thread_main")] {
             assert_eq!(samples(of_site(&profile, site)), ROUNDS, "{hook}");
             for stack in of_site(&profile, site) {
-                let names = names(stack);
+                let names = stack.names();
                 let calls = names.iter().filter(|name| **name == "descend").count();
                 assert!(stack.complete && (1..=7).contains(&calls), "{hook}: {:?} {names:?}", stack.cut);
                 assert_eq!(names[0], site);
@@ -68,7 +62,7 @@ fn other_frames_are_noticed() {
         assert!(said.iter().any(|line| line.contains("Some(")), "{hook}: {said:?}");
         let wholes = |site, wanted: &[&str]| {
             let whole = of_site(&profile, site).filter(|stack| stack.complete);
-            samples(whole.inspect(|stack| assert_eq!(names(stack)[..wanted.len()], *wanted, "{hook}")))
+            samples(whole.inspect(|stack| assert_eq!(stack.names()[..wanted.len()], *wanted, "{hook}")))
         };
         // Each of the two sites gets half of the 3 × ROUNDS calls.
         let calls = ROUNDS * 3 / 2;
@@ -82,7 +76,7 @@ fn other_frames_are_noticed() {
         assert!(whole < calls, "{hook}: the return addresses were not there by chance, so this has tested nothing");
         for stack in &cut {
             assert_eq!(stack.cut.as_deref(), Some("outer frames were left out of the stack's copy"), "{hook}");
-            assert_eq!(names(stack)[..2], ["site_03", "covers"], "{hook}: what there is of it is right");
+            assert_eq!(stack.names()[..2], ["site_03", "covers"], "{hook}: what there is of it is right");
         }
         assert_eq!(whole + samples(cut.into_iter()), calls, "{hook}");
     }

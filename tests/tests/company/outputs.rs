@@ -52,32 +52,24 @@ fn record(recorder: impl FnOnce(Recorder) -> Recorder) -> Outcome {
     recording.stop()
 }
 
-fn forced(recorder: Recorder, force: bool) -> Recorder {
-    if force { recorder.flag("--force") } else { recorder }
-}
-
 #[test]
 fn a_fifo_and_a_socket_are_read_by_others() {
     let Some(_turn) = turn("a_fifo_and_a_socket_are_read_by_others") else { return };
-    for (force, profile_to_fifo) in [(false, true), (true, false)] {
-        let mut readers = None;
-        let outcome = record(|recorder| {
-            let (pipe, socket) = (recorder.dir().join("fifo.json"), recorder.dir().join("socket.json"));
-            fifo(&pipe);
-            readers = Some((reader(&pipe), listener(&socket)));
-            let names = if profile_to_fifo { ["fifo.json", "socket.json"] } else { ["socket.json", "fifo.json"] };
-            forced(recorder, force).option("-o", names[0]).option("--stats", names[1])
-        });
-        let (from_fifo, from_socket) = readers.expect("they were started");
-        let read = [from_fifo, from_socket].map(|thread| thread.join().expect("it reads"));
-        let [profile, stats] = if profile_to_fifo { [&read[0], &read[1]] } else { [&read[1], &read[0]] };
-        let profile: Profile = serde_json::from_slice(profile).expect("a whole profile");
-        let stats: Stats = serde_json::from_slice(stats).expect("the whole accounting");
-        checks::always(&profile, &stats);
-        assert_eq!(outcome.files(), ["fifo.json", "socket.json"]);
-        let kind = |name: &str| fs::symlink_metadata(outcome.file(name)).expect("still there").file_type();
-        assert!(kind("fifo.json").is_fifo() && kind("socket.json").is_socket());
-    }
+    let mut readers = None;
+    let outcome = record(|recorder| {
+        let (pipe, socket) = (recorder.dir().join("fifo.json"), recorder.dir().join("socket.json"));
+        fifo(&pipe);
+        readers = Some((reader(&pipe), listener(&socket)));
+        recorder.option("-o", "fifo.json").option("--stats", "socket.json")
+    });
+    let (from_fifo, from_socket) = readers.expect("they were started");
+    let [profile, stats] = [from_fifo, from_socket].map(|thread| thread.join().expect("it reads"));
+    let profile: Profile = serde_json::from_slice(&profile).expect("a whole profile");
+    let stats: Stats = serde_json::from_slice(&stats).expect("the whole accounting");
+    checks::always(&profile, &stats);
+    assert_eq!(outcome.files(), ["fifo.json", "socket.json"]);
+    let kind = |name: &str| fs::symlink_metadata(outcome.file(name)).expect("still there").file_type();
+    assert!(kind("fifo.json").is_fifo() && kind("socket.json").is_socket());
 }
 
 #[test]
@@ -96,19 +88,4 @@ fn the_accounting_is_replaced_only_if_forced() {
         recorder.option("--stats", "stats.json").option("-o", "profile.json").flag("--force")
     });
     outcome.results();
-}
-
-/// Otherwise one would replace the other at the end of a recording that cannot be repeated.
-#[test]
-fn two_outputs_of_one_name_are_refused_first() {
-    let Some(_turn) = turn("two_outputs_of_one_name_are_refused_first") else { return };
-    let target = Target::start(&program("pairs"), ["10"]);
-    for (force, other) in [(false, "x.json"), (true, "x.json"), (true, "./x.json")] {
-        for option in ["-o", "--stats"] {
-            let recorder = forced(Recorder::of(target.pid(), 4096).without_outputs(), force);
-            let refused = recorder.option("-o", "x.json").option(option, other).refused();
-            refused.check(2, &["are the same file"]);
-            assert!(!refused.dir.path().join("x.json").exists());
-        }
-    }
 }

@@ -16,8 +16,26 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::scrape::{get, get_with};
+use heapbpf_tests::scrape::{get, get_with, token_file};
 use heapbpf_tests::target::{Target, cpu_time, until};
+
+/// What the page says before it has data.
+const WAITING: &str = "waiting for the first profile";
+
+/// Opens a served page whose request for data waits until `Fetch.disable`.
+fn open_before_its_data(browser: &mut Browser, address: SocketAddr) {
+    browser.call("Fetch.enable", serde_json::json!({ "patterns": [{ "urlPattern": "*/page/data*" }] }));
+    browser.open(&format!("http://{address}/"), "performance.getEntriesByName('heapbpf-begin').length");
+    browser.until(&format!("document.body.innerText.includes('{WAITING}')"));
+    assert_eq!(browser.value("document.getElementById('app').hidden"), true);
+}
+
+/// Milliseconds from the request of the page that is open to its first paint with text.
+fn first_paint_ms(browser: &mut Browser) -> f64 {
+    const PAINTED: &str = "performance.getEntriesByName('first-contentful-paint')";
+    browser.until(&format!("{PAINTED}.length"));
+    browser.value(&format!("{PAINTED}[0].startTime")).as_f64().expect("a number")
+}
 
 /// Starts a browser, or reports that the test is skipped.
 fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
@@ -66,19 +84,28 @@ fn look(browser: &mut Browser, name: &str) {
     browser.prefer("light");
 }
 
+/// Sets the size of the window, and waits until the page has it.
+fn resize(browser: &mut Browser, width: u32, height: u32) {
+    browser.resize(width, height);
+    browser.until(&format!("innerWidth === {width}"));
+}
+
+/// Waits until nothing overflows sideways: plots adapt to the window within the next frames.
+fn fits(browser: &mut Browser, what: &str) {
+    let begun = Instant::now();
+    while !browser.fits() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {}", browser.cut_off());
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
 /// Checks that nothing overflows sideways in the narrowest and the widest window.
 fn fits_at_every_width(browser: &mut Browser, what: &str) {
     for width in [400, 2000] {
-        browser.resize(width, 900);
-        let begun = Instant::now();
-        // Plots adapt to the window within the next frames.
-        while !browser.fits() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{what} at {width} px: {}", browser.cut_off());
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        assert_eq!(browser.value("innerWidth"), width, "{what}");
+        resize(browser, width, 900);
+        fits(browser, &format!("{what} at {width} px"));
     }
-    browser.resize(1300, 1000);
+    resize(browser, 1300, 1000);
 }
 
 /// Writes a screenshot for the documents, if HEAPBPF_PICTURES is set.
@@ -146,7 +173,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     let functions = browser.text("document.getElementById('main').innerText");
     assert!(functions.contains(MARKUP), "{functions}");
     assert_eq!(browser.value("document.querySelectorAll('#main img').length"), 0);
-    assert!(browser.fits());
+    fits(&mut browser, "functions with hostile names");
     fits_at_every_width(&mut browser, "functions with hostile names");
     browser.click("#tab-table");
     browser.until("document.querySelectorAll('#main .bar b').length > 3");
@@ -241,16 +268,56 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     assert_eq!(browser.value(nameless), 0);
     look(&mut browser, "functions");
     for (width, scheme) in [(400, "dark"), (2000, "light")] {
-        browser.resize(width, 900);
+        resize(&mut browser, width, 900);
         browser.prefer(scheme);
         for tab in ["table", "functions", "flame"] {
             browser.click(&format!("#tab-{tab}"));
             browser.until(&format!("document.getElementById('tab-{tab}').getAttribute('aria-selected') === 'true'"));
-            assert!(browser.fits(), "{tab} at {width} px");
+            fits(&mut browser, &format!("{tab} at {width} px"));
         }
-        assert_eq!(browser.text("document.documentElement.dataset.theme"), scheme);
+        browser.until(&format!("document.documentElement.dataset.theme === '{scheme}'"));
     }
     assert_eq!(browser.errors, [""; 0]);
+}
+
+/// The page says what it waits for before it has data. Its tables are painted before stacks are read.
+#[test]
+fn the_page_is_there_before_its_data() {
+    const FRAMES: &str = "globalThis.order = []; (function look() {
+        const seen = ['#programs tbody tr', '.flame canvas'].map(it => document.querySelector(it) !== null).join();
+        if (order.at(-1) !== seen) order.push(seen);
+        requestAnimationFrame(look);
+    })()";
+    const PARSED: &str = "globalThis.painted = 0; { const parse = JSON.parse; JSON.parse = text => {
+        globalThis.parsed ??= [painted, document.getElementById('connection').textContent];
+        return parse(text);
+    } } (function count() {
+        painted += performance.getEntriesByName('heapbpf-begin').length;
+        requestAnimationFrame(count);
+    })()";
+    let case = "the_page_is_there_before_its_data";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    for source in [FRAMES, PARSED] {
+        browser.call("Page.addScriptToEvaluateOnNewDocument", serde_json::json!({ "source": source }));
+    }
+    let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
+    let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
+    target.go();
+    until("something was sampled", || {
+        let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
+        data["profile"]["groups"].as_array().is_some_and(|groups| !groups.is_empty())
+    });
+    open_before_its_data(&mut browser, address);
+    browser.call("Fetch.disable", serde_json::json!({}));
+    browser.until("order.at(-1) === 'true,true'");
+    assert_eq!(browser.value("order"), serde_json::json!(["false,false", "true,false", "true,true"]));
+    recording.stop();
+    // A file has its data in it, but reads them only after a frame.
+    browser.open_file(&hostile_page(), "document.querySelector('.flame canvas')?.width > 500");
+    let parsed = browser.value("parsed");
+    assert!(parsed[0].as_u64() > Some(0) && parsed[1] == WAITING, "{parsed}");
+    assert_eq!(browser.value("document.getElementById('connection').textContent"), "");
 }
 
 /// A recorder of a growing program, which serves at this address.
@@ -262,17 +329,18 @@ fn serving(pid: u32, address: &str) -> Recorder {
 fn a_served_page_shows_growth_and_outlives_its_server() {
     let case = "a_served_page_shows_growth_and_outlives_its_server";
     let Some(_turn) = turn(case) else { return };
-    let Some(mut browser) = browser(case, 1300, 1000) else { return };
     // Slow enough that a busy machine loses no sample: after unbounded losses, growth cannot be judged.
     let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
     let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
     target.go();
+    // The service remembers while the browser starts.
+    let Some(mut browser) = browser(case, 1300, 1000) else { return };
     browser.open(&format!("http://{address}/"), "document.querySelector('.flame canvas')?.width > 500");
     assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
     assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
     browser.until("document.querySelectorAll('#programs .spark').length === 1");
     // Memory outside the heap, in one line that adds up.
-    assert!(browser.text("document.querySelector('#programs thead').innerText").contains("RSS"));
+    assert!(browser.text("document.querySelector('#programs thead').innerText").contains("Resident"));
     browser.click("#memory summary");
     let memory = browser.text("document.getElementById('memory-lines').innerText");
     assert!(memory.contains(" = heap ") && memory.contains("free inside glibc"), "{memory}");
@@ -325,9 +393,6 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     let grown = browser.text("document.querySelector('#main tbody tr').innerText");
     assert!(grown.contains("site_00"), "{grown}");
     picture(&mut browser, "page-growth.png");
-    let link = browser.text("location.href");
-    browser.open("about:blank", "true");
-    browser.open(&link, "document.querySelector('#main .significant')?.innerText.includes('yes')");
 
     // When the server goes away, the page says so and keeps its data. It reconnects by itself.
     recording.stop();
@@ -421,11 +486,9 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     let Some(_turn) = turn(case) else { return };
     let Some(mut browser) = browser(case, 1300, 900) else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let tokens = dir.path().join("tokens");
-    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("there is space");
-    Command::new("chmod").arg("600").arg(&tokens).status().expect("chmod runs");
+    let tokens = token_file(dir.path(), 0o600, "all-aaaaaaaaaaaaaaaa\n");
     let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
-    let recorder = Recorder::of(target.pid(), 1000).option("--token-file", &tokens.display().to_string());
+    let recorder = Recorder::of(target.pid(), 1000).option("--token-file", &tokens);
     let (recording, address): (_, SocketAddr) = recorder.serve();
     target.go();
     browser.open(&format!("http://{address}/"), "!document.getElementById('token-form').hidden");
@@ -507,6 +570,31 @@ fn cost_of_a_refresh() {
     }
 }
 
+/// Measures when the browser paints a served page that still waits for its data. Prints the figures.
+#[test]
+#[ignore = "a benchmark: cargo xtask bench page"]
+fn first_paint_of_a_served_page() {
+    let _turn = turn("first_paint_of_a_served_page").expect("root and BPF");
+    let mut browser = Browser::start(1400, 900).expect("chromium");
+    let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
+    let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
+    target.go();
+    let mut times = [0.0; 9];
+    for time in &mut times {
+        browser.open("about:blank", "location.href === 'about:blank'");
+        open_before_its_data(&mut browser, address);
+        *time = first_paint_ms(&mut browser);
+    }
+    let first = times[0];
+    times.sort_by(f64::total_cmp);
+    println!(
+        "a served page paints \"{WAITING}\" after {:.0} ms (median of 9; wanted: at most 200), at first {first:.0} ms, \
+         at most {:.0} ms",
+        times[4], times[8]
+    );
+    recording.stop();
+}
+
 /// Measures what the browser needs for a page of 50,000 stacks, whose file `HEAPBPF_LARGE_PAGE` names. Prints the
 /// figures.
 #[test]
@@ -524,9 +612,10 @@ fn speed_of_a_large_page() {
         browser.open_file(&file, "performance.getEntriesByName('heapbpf-shown').length && document.querySelector('.flame canvas').width > 500");
         let shown = "performance.getEntriesByName('heapbpf-shown')[0].startTime";
         let begun = "performance.getEntriesByName('heapbpf-begin')[0].startTime";
-        let (shown, begun) = (browser.value(shown), browser.value(begun));
+        let (shown, begun, painted) = (browser.value(shown), browser.value(begun), first_paint_ms(&mut browser));
         println!(
-            "shown after {shown} ms, of which until the script began {begun} ms; long tasks: {}",
+            "painted after {painted:.0} ms, shown after {shown} ms (wanted: at most 1000), of which until the script \
+             began {begun} ms; long tasks: {}",
             browser.value("tasks.map(Math.round)")
         );
         for row in [2, 6, 10, 3, 1, 0] {

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, stop_limit, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::tmux::Tmux;
 use tempfile::TempDir;
 
 fn run(dir: &Path, arguments: &[&str]) -> Output {
-    Command::new(heapbpf()).current_dir(dir).args(arguments).output().expect("the binary under test runs")
+    let mut command = Command::new(heapbpf());
+    command.envs(stop_limit()).current_dir(dir).args(arguments).output().expect("the binary under test runs")
 }
 
 /// Standard output of a command, which must succeed and write nothing to standard error (not a terminal here).

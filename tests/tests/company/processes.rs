@@ -1,10 +1,10 @@
 //! Which processes are covered: filters in the kernel, very short-lived processes, containers, programs replaced on
 //! disk, commands under sudo, signals.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::cgroup::Cgroup;
@@ -12,79 +12,15 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::held;
-use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{copy_file, copy_of, program, program_with, program_without_libc};
+use heapbpf_tests::program::{copy_file, copy_of, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 use serde_json::Value;
 
 const SHELL: &str = "/bin/sh";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
-
-fn truth_in(text: &str) -> Truth {
-    let report =
-        text.lines().find(|line| line.starts_with("{\"failed\"")).unwrap_or_else(|| panic!("no report: {text}"));
-    serde_json::from_str(report).expect("a report")
-}
-
-fn has(profile: &Profile, pid: u32) -> bool {
-    profile.processes.iter().any(|process| process.pid == pid)
-}
-
-#[test]
-fn a_name_chooses_processes_present_and_future() {
-    let case = "a_name_chooses_processes_present_and_future";
-    let Some(_turn) = turn(case) else { return };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let chosen = copy_of(&program("pairs"), dir.path(), "chosen-one");
-    let other = copy_of(&program("pairs"), dir.path(), "other-one");
-    held::most_are_whole(case, || {
-        let mut present = Target::start(&chosen, ["500"]);
-        let mut ignored = Target::start(&other, ["500"]);
-        let recording = Recorder::new().option("--comm", "chosen-*").interval(1).start();
-        let mut future = Target::start(&chosen, ["500"]);
-        let truths = [present.run(), future.run()];
-        ignored.run();
-        let (profile, _) = recording.stop().results();
-        checks::sites_of(&profile, present.pid(), &truths[0], 1, Compare::All);
-        assert!(!has(&profile, ignored.pid()), "it has another name");
-        // If the process could not be held as it started, some of its calls are missing.
-        let process = profile.processes.iter().find(|process| process.pid == future.pid());
-        let is_whole =
-            process.is_some_and(|process| process.figures.alloc_objects.value() == truths[1].allocs() as f64);
-        if is_whole {
-            checks::sites_of(&profile, future.pid(), &truths[1], 1, Compare::All);
-        } else {
-            assert!(held::is_reported(&profile, process), "{:?}", profile.notes);
-        }
-        [usize::from(is_whole), 1]
-    });
-}
-
-#[test]
-fn a_cgroup_chooses_processes_with_those_below_it() {
-    let case = "a_cgroup_chooses_processes_with_those_below_it";
-    let Some(_turn) = turn(case) else { return };
-    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
-    let mut inside = Target::start(&program("pairs"), ["500"]);
-    let mut below = Target::start(&program("pairs"), ["500"]);
-    let mut outside = Target::start(&program("pairs"), ["500"]);
-    group.take("", inside.pid());
-    group.take("below", below.pid());
-    let recording = Recorder::new().option("--cgroup", &group.path().display().to_string()).interval(1).start();
-    let truths = [inside.run(), below.run()];
-    outside.run();
-    let (profile, _) = recording.stop().results();
-    for truth in &truths {
-        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
-    }
-    assert!(!has(&profile, outside.pid()), "it is in another cgroup");
-    for target in [inside, below] {
-        target.end();
-    }
-}
 
 /// A cgroup named the way docker names those of its containers.
 #[test]
@@ -115,7 +51,7 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     assert!(has_samples(format!("unit={unit}")) > of_it.midpoint(of_none));
     let (profile, _) = recording.stop().results();
     checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
-    assert!(!has(&profile, outside.pid()), "it is in no container");
+    assert!(!profile.has(outside.pid()), "it is in no container");
     let process = profile.processes.iter().find(|process| process.pid == inside.pid()).expect("it has samples");
     assert_eq!((&process.container, &process.unit, &process.pod), (&id, &unit, &String::new()));
     inside.end();
@@ -132,7 +68,7 @@ fn a_short_life_with_a_libc_never_seen_before() {
     let mut recording = Recorder::new().option("--comm", "brief-life").option("--hook", "probe").interval(1).start();
     let run = || {
         let output = Command::new(&brief).arg("1000").env("FREE_RUNNING", "1").output().expect("our own program");
-        truth_in(&String::from_utf8_lossy(&output.stdout))
+        Truth::in_output(&String::from_utf8_lossy(&output.stdout))
     };
     let first = run();
     // This process runs until the file has been examined.
@@ -177,32 +113,12 @@ fn a_container_with_its_own_libc() {
     copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
     let mut command = Command::new(unshare);
     // Give it its own mount namespace, with another root.
-    command.args(["--mount", chroot]).arg(root.path()).args(["/inside", "20000"]);
+    command.args(["--mount", chroot]).arg(root.path()).args(["/inside", "12000"]);
     let mut target = Target::start_command(&mut command);
-    let recording = Recorder::of(target.pid(), 1).start();
-    let (pid, truth) = (target.pid(), target.run());
-    let (profile, _) = recording.stop().results();
+    let (profile, _, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
     checks::sites(&profile, &truth, 1, Compare::All);
-    let found = &profile.process(pid).allocators;
+    let found = &profile.process(target.pid()).allocators;
     assert!(found.iter().any(|name| name.starts_with("musl")), "{found:?}");
-}
-
-/// After a package upgrade, the running program is no longer the file at its path.
-#[test]
-fn a_program_replaced_on_disk_while_it_runs() {
-    let Some(_turn) = turn("a_program_replaced_on_disk_while_it_runs") else { return };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let path = copy_of(&program_with("mix", "mix-static", &["-static"]), dir.path(), "service");
-    let mut old = Target::start(&path, ["20000"]);
-    let fresh = copy_of(&program_with("pairs", "pairs-static", &["-static"]), dir.path(), "fresh");
-    std::fs::rename(&fresh, &path).expect("our own directory");
-    let mut new = Target::start(&path, ["500"]);
-    let recording = Recorder::of(old.pid(), 1).pid(new.pid()).start();
-    let truths = [old.run(), new.run()];
-    let (profile, _) = recording.stop().results();
-    for truth in &truths {
-        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
-    }
 }
 
 #[test]
@@ -292,22 +208,6 @@ fn doctor_measures_what_probes_cost() {
     assert!(again["costs"].is_null() || again["costs"]["costs"]["allocation_ns"].is_number(), "{again}");
 }
 
-#[test]
-fn doctor_says_what_would_be_missed() {
-    let Some(_turn) = turn("doctor_says_what_would_be_missed") else { return };
-    let mut nolibc = Command::new(program_without_libc("nolibc"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("it runs");
-    let (status, found) = doctor(&["--pid", &nolibc.id().to_string()]);
-    let _ = nolibc.kill();
-    let _ = nolibc.wait();
-    assert_eq!((status, &found["ok"]), (Some(1), &Value::Bool(false)), "{found}");
-    let why = found["processes"][0]["missing"][0]["why"].as_str().expect("a reason");
-    assert!(why.contains("looked for") && why.contains("--alloc"), "{why}");
-}
-
 /// Hooks that are placed through a file do not reach a copy of its code.
 #[test]
 fn a_process_that_has_moved_its_c_library_is_refused_with_the_reason() {
@@ -365,18 +265,6 @@ fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Writes the profile with `heapbpf report -o`, grouped by default and compressed, and reads it back.
-fn written_as(profile: &Path, dir: &Path, name: &str) -> Value {
-    let (file, plain) = (dir.join(name), dir.join("plain.json"));
-    for (from, to) in [(profile, &file), (file.as_path(), &plain)] {
-        let mut report = Command::new(heapbpf());
-        let done = report.arg("report").arg(from).arg("-o").arg(to).output().expect("the binary under test runs");
-        assert!(done.status.success(), "{done:?}");
-    }
-    assert!(std::fs::read(&file).expect("written").starts_with(&[0x1f, 0x8b]), "compressed");
-    serde_json::from_slice(&std::fs::read(&plain).expect("written")).expect("JSON")
-}
-
 /// Two processes of one program and one of another: stacks are grouped as requested, with exact counts.
 #[test]
 fn stacks_are_grouped_as_requested() {
@@ -412,26 +300,18 @@ fn stacks_are_grouped_as_requested() {
             name => format!("{name} ({pid})"),
         })
     );
-    let grouped = written_as(&outcome.file("profile.json"), dir.path(), "by_program.json.gz");
-    let listed = |key: &str| grouped[key].as_array().expect("a list").clone();
-    let pids: BTreeSet<u64> = listed("processes").iter().filter_map(|process| process["pid"].as_u64()).collect();
-    assert_eq!(pids, truths.iter().map(|(_, pid, _)| u64::from(*pid)).collect(), "every process is listed");
-    let (stacks, all) = (listed("stacks"), outcome.results().0.stacks.len());
-    assert!(stacks.len() < all && stacks.iter().any(|stack| stack["pid"].is_null()), "{} of {all}", stacks.len());
-    let of_mix = truths.iter().find(|(name, ..)| *name == "mix").map(|(_, pid, _)| u64::from(*pid));
-    assert!(stacks.iter().any(|stack| stack["pid"].as_u64() == of_mix), "a stack of one process has its pid");
-    let calls = |of: &[Value]| {
-        let call = |it: &Value| it["alloc_objects"]["estimate"].as_f64();
-        of.iter().filter_map(call).sum::<f64>()
-    };
-    let truth: u64 = truths.iter().map(|(.., allocs)| allocs).sum();
-    assert_eq!((calls(&stacks), calls(&listed("processes"))), (truth as f64, truth as f64));
     assert_eq!(sums("pid"), wanted(&|name, pid| format!("{name} ({pid})")));
     assert_eq!(sums("comm"), wanted(&|name, _| name.to_owned()));
     assert_eq!(sums("exe"), wanted(&|name, _| program(name).to_string_lossy().into_owned()));
     let own = std::fs::read_to_string("/proc/self/cgroup").expect("our own");
     let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
     assert_eq!(sums("cgroup"), wanted(&|_, _| own.to_owned()));
+}
+
+/// Number of the program that `enduring exec` runs now; `None` for the first one, and within an exec.
+fn number_of_program(pid: u32) -> Option<u64> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    line.split('\0').nth(2)?.parse().ok()
 }
 
 /// `--pid` of a process that execs itself again and again, attached at any moment of an exec: both it and what it
@@ -443,7 +323,12 @@ fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
     // Without retries, more than half of these recordings were refused because no C library was found.
     for _ in 0..4 {
         let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").start();
-        std::thread::sleep(Duration::from_millis(200));
+        let mut first = None;
+        until("more programs", || {
+            let now = number_of_program(target.pid());
+            first = first.or(now);
+            now.zip(first).is_some_and(|(now, first)| now >= first + 20)
+        });
         let (profile, stats) = recording.stop().results();
         let programs = profile.processes.iter().filter(|process| process.pid == target.pid()).count();
         assert!(programs > 1 && stats.hits > 0, "{programs} programs: {stats:?}");

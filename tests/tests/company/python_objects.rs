@@ -13,7 +13,7 @@ use heapbpf_tests::inline::{is_hooked, mapped};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::python_stacks;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, stat, until};
 
 /// Bytes and blocks in use, by line of the program.
 type Lines = BTreeMap<u32, [u64; 2]>;
@@ -80,12 +80,6 @@ fn lines_of(function: &str) -> std::ops::Range<u32> {
     start..start + 1 + rest.expect("it is not the last") as u32
 }
 
-/// Fields of a process's `stat` file, beginning with its state.
-fn stat(pid: u32) -> Vec<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    stat.rsplit(')').next().unwrap_or("").split_whitespace().map(Into::into).collect()
-}
-
 /// Waits until heapbpf has read all pending records: it uses no CPU time for a while.
 fn until_idle(pid: u32) {
     let used = || stat(pid)[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum::<u64>();
@@ -127,9 +121,7 @@ impl Default for Run<'_> {
 fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) {
     let mut target = Target::start_command(command(python, run.variables).args(parts));
     let pid = target.pid();
-    let recorder = Recorder::of(pid, run.interval).option("--ring-bytes", "64MiB");
-    let recorder = run.options.iter().fold(recorder, |recorder, option| recorder.flag(option));
-    let recording = recorder.start();
+    let recording = Recorder::of(pid, run.interval).option("--ring-bytes", "64MiB").flags(run.options).start();
     target.go();
     for _ in 0..run.lines {
         let line = target.line();
@@ -255,12 +247,11 @@ fn a_process_is_as_before_afterwards() {
     let mut target = Target::start_command(Command::new(&python).arg(script()).args(PARTS));
     let data = || writable_words(target.pid(), &python);
     // It may still be on its way from printing its line to waiting.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    until("the program to wait for input", || stat(target.pid())[0] == "S");
     let before = data();
     let mut code = Vec::new();
     for options in [PROBES, INLINE, PROBES] {
-        let recorder = options.iter().fold(Recorder::of(target.pid(), 1), |recorder, option| recorder.flag(option));
-        let recording = recorder.start();
+        let recording = Recorder::of(target.pid(), 1).flags(options).start();
         let during = data();
         recording.stop();
         let after = data();
@@ -309,6 +300,7 @@ fn what_is_not_counted_without_the_option_is_said() {
     assert!(!found["missing"].to_string().contains("Python's own heap"), "counted inside the process: {default}");
     assert!(found["allocators"].to_string().contains("Python objects"), "{default}");
     assert!(found["limits"].to_string().contains("free lists"), "{default}");
+    assert!(found["python"].as_str().is_some_and(|version| version.starts_with("3.")), "{default}");
     let checks = default["kernel"]["checks"].to_string();
     assert!(checks.contains("--hook auto") && checks.contains("inline hooks: "), "{checks}");
     let (_, without) = doctor(&["--pid", &pid, "--python-objects=no"]);

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::counting::Counting;
 use heapbpf_tests::environment::{skipped, tool, turn};
-use heapbpf_tests::held;
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -137,29 +135,6 @@ fn each_allocator_equals_the_truth_and_its_own_count() {
     }
 }
 
-/// The kernel hides return addresses from one recording because of the other, in all processes that both may probe. A
-/// call that ends in a jump is still counted once.
-#[test]
-fn two_recordings_of_one_allocator_count_once() {
-    let case = "two_recordings_of_one_allocator_count_once";
-    let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
-    let operators = program_with("operators", "operators", &["-std=c++17", "-fsized-deallocation"]);
-    for allocator in PRELOADED {
-        let start = || allocator.command(case, &operators).map(|mut command| Target::start_command(command.arg("100")));
-        let (Some(first), Some(second)) = (start(), start()) else { continue };
-        let both =
-            [first, second].map(|target| (Recorder::of(target.pid(), 1).option("--hook", "probe").start(), target));
-        let both = both.map(|(recording, mut target)| (recording, target.run(), target));
-        for (recording, truth, _target) in both {
-            let (profile, stats) = recording.stop().results();
-            exact(allocator.name, &profile, &stats, &truth);
-        }
-    }
-}
-
 /// Where operator new itself is hooked, an exception leaves a hooked function. It must reach its handler and must not
 /// terminate the program. (Other reasons for the failure and other kinds of link are in the long set. mimalloc's
 /// library is C and terminates the program itself.)
@@ -167,9 +142,7 @@ fn two_recordings_of_one_allocator_count_once() {
 fn exceptions_out_of_operator_new() {
     let case = "exceptions_out_of_operator_new";
     let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
+    let Some(_compiler) = tool("c++") else { return skipped(case, "no C++ compiler (Debian: g++)") };
     thrown(case, &THROWN[..1]);
 }
 
@@ -189,29 +162,11 @@ fn thrown(case: &str, cases: &[(&[&str], &str)]) {
         for &(arguments, link) in cases {
             let Some(mut command) = allocator.command(case, &throwing) else { continue };
             let mut target = Target::start_command(command.args(arguments));
-            let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
-            let truth = target.run();
-            let (profile, stats) = recording.stop().results();
+            let (profile, stats, truth) =
+                Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).results_of(&mut target);
             checks::sites(&profile, &truth, 1, Compare::All);
             assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}, {link}: {stats:?}", allocator.name);
         }
-    }
-}
-
-/// A preloaded wrapper is an allocator on top of libc's: calls to it count, the calls that it makes do not.
-#[test]
-fn a_preloaded_wrapper_counts_once() {
-    let Some(_turn) = turn("a_preloaded_wrapper_counts_once") else { return };
-    let counting = Counting::new();
-    for interval in [1, 4096] {
-        let mut command = Command::new(program("mix"));
-        let mut target = Target::start_command(command.arg("20000").envs(counting.variables()));
-        let recording = Recorder::of(target.pid(), interval).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        checks::sites(&profile, &truth, interval, Compare::All);
-        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
-        assert_eq!(stats.lost(), 0, "{stats:?}");
     }
 }
 
@@ -228,9 +183,8 @@ fn an_arena_above_malloc_counts_once() {
     let Some(_turn) = turn("an_arena_above_malloc_counts_once") else { return };
     for interval in [1, 2000] {
         let mut target = Target::start(&nested(), ["plain", "2000"]);
-        let recording = Recorder::of(target.pid(), interval).option("--alloc", ARENA).start();
-        let (pid, truth) = (target.pid(), target.run());
-        let (profile, stats) = recording.stop().results();
+        let pid = target.pid();
+        let (profile, stats, truth) = Recorder::of(pid, interval).option("--alloc", ARENA).results_of(&mut target);
         checks::sites(&profile, &truth, interval, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
         assert!(stats.reentrant > 0, "{stats:?}");
@@ -245,9 +199,8 @@ fn an_arena_left_half_way() {
     let Some(_turn) = turn("an_arena_left_half_way") else { return };
     for mode in ["jump", "thread"] {
         let mut target = Target::start(&nested(), [mode, "200"]);
-        let recording = Recorder::of(target.pid(), 1).option("--alloc", ARENA).start();
-        let truth = target.run();
-        let (mut profile, stats) = recording.stop().results();
+        let (mut profile, stats, truth) =
+            Recorder::of(target.pid(), 1).option("--alloc", ARENA).results_of(&mut target);
         // Only site_03 can be compared: the arena's own calls never return.
         profile.stacks.retain(|stack| stack.site() == Some("site_03"));
         checks::sites(&profile, &truth, 1, Compare::All);
@@ -261,9 +214,7 @@ fn an_arena_left_half_way() {
 fn exceptions_out_of_a_custom_allocator() {
     let case = "exceptions_out_of_a_custom_allocator";
     let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
+    let Some(_compiler) = tool("c++") else { return skipped(case, "no C++ compiler (Debian: g++)") };
     if std::env::consts::ARCH != "x86_64" {
         return skipped(case, "returns are read off x86-64 code only");
     }
@@ -280,9 +231,11 @@ fn exceptions_out_of_a_custom_allocator() {
     for (link, interval, unwind) in cases {
         let mut target = Target::start(&pool, ["200"]);
         let recorder = Recorder::of(target.pid(), interval).option("--alloc", &specification);
-        let recording = recorder.option("--hook", "probe").option("--link", link).option("--unwind", unwind).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = recorder
+            .option("--hook", "probe")
+            .option("--link", link)
+            .option("--unwind", unwind)
+            .results_of(&mut target);
         checks::sites(&profile, &truth, interval, Compare::All);
         let exact = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
         assert_eq!(exact, (truth.allocs(), truth.bytes()), "{link}, {interval}, {unwind}: {stats:?}");
@@ -310,60 +263,6 @@ fn specifications_that_cannot_be_right() {
     }
 }
 
-#[test]
-fn a_library_that_brings_its_own_allocator() {
-    let case = "a_library_that_brings_its_own_allocator";
-    let Some(_turn) = turn(case) else { return };
-    let Some(jemalloc) = shared("libjemalloc.so.2") else {
-        return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
-    };
-    // jemalloc needs more thread-local memory than the loader reserves for libraries that are loaded later.
-    let mut command = Command::new(program("newcomer"));
-    command.arg(jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768");
-    let mut target = Target::start_command(&mut command);
-    let mut recording = Recorder::of(target.pid(), 1).start();
-    target.go();
-    target.step();
-    recording.await_more_links();
-    let (pid, truth) = (target.pid(), target.run());
-    let (profile, _) = recording.stop().results();
-    checks::sites(&profile, &truth, 1, Compare::All);
-    uses(&profile, pid, "glibc");
-    uses(&profile, pid, "jemalloc");
-    let coverage = profile.process(pid).coverage;
-    assert!(coverage < 1.0, "between the loading and the hooking there is a gap: {coverage}");
-}
-
-/// A stopped or failed recording does not affect its command, and preloading works through heapbpf.
-#[test]
-fn a_command_with_a_preloaded_allocator() {
-    let case = "a_command_with_a_preloaded_allocator";
-    let Some(_turn) = turn(case) else { return };
-    let Some(jemalloc) = shared("libjemalloc.so.2") else {
-        return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
-    };
-    let environment = format!("LD_PRELOAD={}", jemalloc.display());
-    let mix = program("mix");
-    let command: [&OsStr; 3] = [environment.as_ref(), mix.as_ref(), "20000".as_ref()];
-    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
-    let outcome = recorder.command(Path::new("/usr/bin/env"), command).start().finish();
-    let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
-    let truth: Truth = serde_json::from_str(report).expect("a report");
-    let (profile, _) = outcome.results();
-    let lived = profile.processes.iter().find(|process| process.comm == "mix");
-    let Some(process) = lived.filter(|process| process.figures.alloc_objects.value() > 0.0) else {
-        // The process exited while jemalloc was examined, which is reported.
-        let is_reported = held::is_reported(&profile, lived);
-        return assert!(is_reported, "a gap that nobody tells: {:?} {lived:?}", profile.notes);
-    };
-    assert!(process.allocators.iter().any(|name| name.starts_with("jemalloc")), "{:?}", process.allocators);
-    if process.coverage == 1.0 {
-        checks::sites(&profile, &truth, 1, Compare::All);
-    } else {
-        println!("the allocator was hooked late: coverage {}", process.coverage);
-    }
-}
-
 /// A process with more executable mappings than heapbpf keeps: its allocator is found, its stacks unwind through its
 /// libraries, and the profile reports the mappings that were not kept.
 #[test]
@@ -377,9 +276,8 @@ fn a_crowd_of_mappings_hides_no_allocator() {
     ] {
         let crowded = [OsStr::new(kind), "9000".as_ref(), "1000".as_ref(), dir.path().as_ref()];
         let mut target = Target::start(&program("crowded"), crowded);
-        let recording = Recorder::of(target.pid(), 1).start();
-        let (pid, truth) = (target.pid(), target.run());
-        let (profile, stats) = recording.stop().results();
+        let pid = target.pid();
+        let (profile, stats, truth) = Recorder::of(pid, 1).results_of(&mut target);
         exact(kind, &profile, &stats, &truth);
         uses(&profile, pid, "glibc");
         assert!(profile.stacks.iter().all(|stack| stack.complete), "{kind}: {:?}", profile.stacks);
@@ -410,9 +308,7 @@ mod long {
     fn exceptions_out_of_operator_new_beside_another_process() {
         let case = "exceptions_out_of_operator_new_beside_another_process";
         let Some(_turn) = turn(case) else { return };
-        if tool("c++").is_none() {
-            return skipped(case, "no C++ compiler (Debian: g++)");
-        }
+        let Some(_compiler) = tool("c++") else { return skipped(case, "no C++ compiler (Debian: g++)") };
         let throwing = program("throwing");
         for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
             for (recordings, link) in [(1, "session"), (2, "session"), (2, "multi"), (2, "perf")] {

@@ -2,13 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command;
 
 use heapbpf_tests::counting::Counting;
-use heapbpf_tests::environment::{fixtures_dir, programs_dir, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::environment::{fixtures_dir, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::recorder::{Outcome, Recorder};
-use heapbpf_tests::target::Target;
 use heapbpf_tests::{checks, held, pprof};
 
 /// Checks what must hold for every recording, and that `go tool pprof` can read the file.
@@ -22,6 +20,7 @@ fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {
     assert!((0.0..=profile.totals.alloc_bytes.value()).contains(&in_use));
     let incomplete: u64 = profile.stacks.iter().filter(|stack| !stack.complete).map(|stack| stack.samples).sum();
     println!("{case}: {} samples, {incomplete} with incomplete stacks, z = {z:.2}", stats.submitted);
+    assert!(100 * incomplete <= stats.submitted, "at least 99 % of the stacks are whole: {incomplete}, {stats:?}");
     let file = outcome.file("profile.pb.gz");
     match pprof::raw(&file) {
         Some(raw) => {
@@ -35,38 +34,10 @@ fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {
 }
 
 #[test]
-fn python_in_a_json_loop() {
-    let case = "python_in_a_json_loop";
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = tool_or_install("python3", "python3") else { return skipped(case, "no /usr/bin/python3") };
-    let counting = Counting::new();
-    let mut command = Command::new(python);
-    command.arg(programs_dir().join("json_loop.py")).arg("600").envs(counting.variables());
-    let mut target = Target::start_command(&mut command);
-    let recording = Recorder::of(target.pid(), 16 << 10).start();
-    let before = counting.now();
-    target.go();
-    // Its report is an empty object, which only says that the loop has ended.
-    assert_eq!(target.line(), "{}");
-    let after = counting.now();
-    let outcome = recording.stop();
-    let (profile, stats) = invariants(case, &outcome);
-    let counted = [after[0] - before[0], after[1] - before[1]];
-    assert_eq!(
-        [stats.exact_alloc_objects, stats.exact_alloc_bytes],
-        counted,
-        "calls and bytes, by the preloaded library"
-    );
-    assert!(profile.stacks.iter().any(|stack| stack.has("JSONEncoder.encode")), "Python's own functions");
-}
-
-#[test]
 fn sqlite_filling_a_table() {
     let case = "sqlite_filling_a_table";
     let Some(_turn) = turn(case) else { return };
-    if tool_or_install("sqlite3", "sqlite3").is_none() {
-        return skipped(case, "no sqlite3");
-    }
+    let Some(_sqlite) = tool_or_install("sqlite3", "sqlite3") else { return skipped(case, "no sqlite3") };
     let script = fixtures_dir().join("fill.sql");
     held::most_are_whole(case, || {
         let counting = Counting::new();

@@ -1,30 +1,28 @@
 //! The breakdown of a process's resident memory, for a program that has some of every kind.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use flate2::read::GzDecoder;
 use heapbpf_tests::cgroup::Cgroup;
-use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::kernel::linux;
 use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, stat, status, until};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// The parts that add up to resident memory.
-const PARTS: [&str; 8] = ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other", "anonymous"];
+const PARTS: [&str; 9] = ["heap", "files", "stacks", "shared", "jit_code", "runtime", "heapbpf", "other", "anonymous"];
 
 /// Resident memory of a process as the kernel counts it, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib * 1024
+    let kib = status(pid, "VmRSS").expect("it has memory");
+    kib.trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
 /// The sum of a field over all mappings of a process, in bytes.
@@ -35,51 +33,91 @@ fn sum_of_mappings(pid: u32, field: &str) -> u64 {
     kib.sum::<u64>() * 1024
 }
 
-/// Every process of a cgroup has an entry with its memory, exact to the page, whether or not it allocates. One holds a
-/// large block from before the recording.
+/// Starts a program that waits for something that never comes. `None` if it is not installed.
+fn waiting(words: &str) -> Option<Child> {
+    let mut words = words.split(' ');
+    let name = words.next()?;
+    let mut command = Command::new(tool(name).unwrap_or_else(|| name.into()));
+    command.args(words).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().ok()
+}
+
+fn end(programs: Vec<Child>) {
+    for mut program in programs {
+        program.kill().expect("our own child");
+        program.wait().expect("our own child");
+    }
+}
+
+fn entry_of(profile: &Value, pid: u32) -> &Value {
+    let all = profile["processes"].as_array().expect("processes");
+    all.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not listed"))
+}
+
+/// Checks that the parts of a process's memory are known, and add up to this many bytes.
+fn adds_up(process: &Value, bytes: u64) {
+    let part = |name: &str| process["resident"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {process}"));
+    assert_eq!((PARTS.iter().map(|name| part(name)).sum::<u64>(), part("anonymous")), (bytes, 0), "{process}");
+}
+
+/// Every process of a cgroup has an entry with its memory, exact to the page, whether or not it allocates: ten programs
+/// that wait, interpreters among them, and one that holds a large block from before the recording.
 #[test]
 fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let case = "every_target_has_its_memory_whether_or_not_it_allocates";
     let Some(_turn) = turn(case) else { return };
     let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
-    let mut busy = Target::start(&program("pairs"), ["500"]);
-    group.take("", busy.pid());
-    let start = |words: &str| {
-        let mut words = words.split(' ');
-        let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words).stdin(Stdio::piped()).spawn().expect("a program of every system")
-    };
-    let mut idle: Vec<_> = ["sleep 600"; 6].into_iter().chain(["tail -f /dev/null", "cat", "sh"]).map(start).collect();
+    let words = [
+        "bash",
+        "bc",
+        "cat",
+        "lua5.4 -",
+        "mawk 1",
+        "perl -",
+        "python3 -",
+        "sh",
+        "sleep 600",
+        "sqlite3",
+        "tail -f /dev/null",
+    ];
+    let idle: Vec<Child> = words.into_iter().filter_map(waiting).collect();
     // This one holds memory that is older than the recording.
     let holding = Target::start::<&str>(&program("resident"), []);
     let pids: Vec<u32> = idle.iter().map(std::process::Child::id).chain([holding.pid()]).collect();
     pids.iter().for_each(|pid| group.take("", *pid));
-    // Let them start: after that, none of them does anything.
-    std::thread::sleep(Duration::from_millis(300));
+    let resident = || pids.iter().map(|pid| sum_of_mappings(*pid, "Rss:")).collect::<Vec<u64>>();
+    // Once they have started, all of them sleep. One that waits for a CPU has not.
+    let are_asleep = || pids.iter().all(|pid| stat(*pid)[0] == "S");
+    let mut last = Vec::new();
+    until("programs that have started", || {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = resident();
+        std::mem::replace(&mut last, now) == last && are_asleep()
+    });
     let cgroup = group.path().display().to_string();
     // Compare while the hooks are in place, because their pages are resident, too. A target that was stopped for
     // hooking may touch a page when it continues, so use a profile during which no memory changed. It is the first one
     // of a service, because later ones take over the parts of processes that have changed little.
-    let resident = || pids.iter().map(|pid| sum_of_mappings(*pid, "Rss:")).collect::<Vec<u64>>();
     let recorded = (0..10).find_map(|_| {
+        let mut busy = Target::start(&program("pairs"), ["500"]);
+        group.take("", busy.pid());
         let (recording, address) = Recorder::new().option("--cgroup", &cgroup).interval(1).serve();
         let truth = busy.run();
+        until("programs that were stopped sleep again", are_asleep);
         let before = resident();
         let json = get(address, "/debug/pprof/heap?format=json").body;
         let sums = resident();
-        (before == sums).then_some((recording, address, truth, json, sums))
+        if before != sums {
+            recording.stop();
+            return None;
+        }
+        Some((recording, address, busy, truth, json, sums))
     });
-    let (recording, address, truth, json, sums) = recorded.expect("memory that does not change");
+    let (recording, address, busy, truth, json, sums) = recorded.expect("memory that does not change");
     let profile: Value = serde_json::from_reader(GzDecoder::new(&json[..])).expect("a profile");
-    let of = |pid: u32| {
-        let all = profile["processes"].as_array().expect("processes");
-        all.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not listed"))
-    };
+    let of = |pid: u32| entry_of(&profile, pid);
     for (pid, expected) in pids.into_iter().zip(sums) {
         let process = of(pid);
-        let part = |name: &str| process["resident"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {process}"));
-        let sum: u64 = PARTS.iter().map(|name| part(name)).sum();
-        assert_eq!((sum, part("anonymous")), (expected, 0), "{process}");
+        adds_up(process, expected);
         assert_eq!(process["alloc_bytes"]["exact"], 0, "{process}");
     }
     let held = of(holding.pid());
@@ -97,10 +135,10 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     recording.stop();
     let first = text.lines().skip_while(|line| !line.contains("RESIDENT")).nth(1).unwrap_or_default();
     assert!(first.contains("resident ("), "the largest comes first:\n{text}");
-    for child in &mut idle {
-        child.kill().expect("our own child");
-        child.wait().expect("our own child");
+    if idle.len() < 10 {
+        skipped(case, &format!("fewer than ten of these programs are installed: {}", words.join(", ")));
     }
+    end(idle);
     assert!(busy.end().success() && holding.end().success(), "nothing was done to them");
 }
 
@@ -117,9 +155,7 @@ fn what_of_the_blocks_of_a_stack_is_in_memory() {
     let expected = [MIB / 2 - 16, MIB / 16, page - 16, MIB / 2, read_only];
     for interval in [1, 65_536] {
         let mut target = Target::start::<&str>(&program("touched"), []);
-        let recording = Recorder::of(target.pid(), interval).start();
-        target.run();
-        let outcome = recording.stop();
+        let (outcome, _) = Recorder::of(target.pid(), interval).record(&mut target);
         let profile: Value = output::read(&outcome.file("profile.json"));
         let stacks = profile["stacks"].as_array().expect("stacks");
         for (site, expected) in expected.into_iter().enumerate() {
@@ -147,9 +183,7 @@ fn what_of_the_blocks_of_a_stack_is_in_memory() {
 fn the_parts_of_resident_memory_add_up() {
     let Some(_turn) = turn("the_parts_of_resident_memory_add_up") else { return };
     let mut target = Target::start::<&str>(&program("resident"), []);
-    let recording = Recorder::of(target.pid(), 4096).start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = Recorder::of(target.pid(), 4096).record(&mut target);
     let resident = resident_bytes(target.pid());
 
     outcome.results();
@@ -178,9 +212,7 @@ fn the_parts_of_resident_memory_add_up() {
 
     let live: u64 = ["site_00", "site_01"].iter().map(|name| truth.site(name).live_bytes).sum();
     assert_eq!(live, 8 * MIB);
-    let report =
-        Command::new(heapbpf()).args(["report", "--details"]).arg(&file).output().expect("the binary under test runs");
-    let text = String::from_utf8(report.stdout).expect("text");
+    let text = outcome.report(&["--details"]);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for said in ["resident: ", " = heap 40", " + shared 12.", " in older blocks + 8."] {
         assert!(words.contains(said), "{said:?} is not in\n{text}");

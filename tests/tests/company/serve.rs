@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
+use heapbpf_tests::others::Beside;
 use heapbpf_tests::pprof;
 use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::scrape::{Answer, get, get_with, idle, send};
+use heapbpf_tests::scrape::{Answer, get, idle, send, token_file};
 use heapbpf_tests::target::{Target, until};
 
 const ALLOC_OBJECTS: usize = 0;
@@ -235,11 +235,8 @@ fn a_hundred_scrapes_lose_nothing() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         if answer.headers["content-type"] == "application/octet-stream" {
             profiles += 1;
-            // Checks gzip's trailer: checksum and length.
-            let whole = Command::new("gzip").arg("-t").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
-            let mut whole = whole.expect("gzip runs");
-            whole.stdin.take().expect("piped").write_all(&answer.body).expect("read");
-            assert!(whole.wait().expect("our own child").success(), "an answer is cut");
+            // It has gzip's trailer: checksum and length.
+            pprof::unpacked(&answer.body);
         } else {
             assert!(answer.metric("heapbpf_hits_total").is_some());
         }
@@ -285,15 +282,12 @@ fn prometheus_scrapes_the_metrics() {
     fs::write(&config, text).expect("there is space");
     // A port that was free a moment ago.
     let own = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-    let mut child = Command::new(prometheus)
+    let mut command = Command::new(prometheus);
+    command
         .arg(format!("--config.file={}", config.display()))
         .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
-        .arg(format!("--web.listen-address={own}"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("prometheus runs");
-    let _killed = Killed(child.id());
+        .arg(format!("--web.listen-address={own}"));
+    let prometheus = Beside::start(&mut command);
     let query = |expression: &str| -> Option<f64> {
         std::net::TcpStream::connect(own).ok()?;
         let answer = get(own, &format!("/api/v1/query?query={expression}"));
@@ -327,70 +321,13 @@ fn prometheus_scrapes_the_metrics() {
         asked += 1;
     }
     assert!(asked >= 8, "{asked}");
-    child.kill().expect("our own child");
-    child.wait().expect("our own child");
+    drop(prometheus);
     recording.stop().results();
 }
 
 /// Path of a file that is shipped for other programs.
 fn packaging(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name)
-}
-
-/// Kills a process on drop if the test panics.
-struct Killed(u32);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been
-            // reused.
-            unsafe { libc::kill(self.0 as libc::pid_t, libc::SIGKILL) };
-        }
-    }
-}
-
-fn token_file(dir: &Path, mode: u32, text: &str) -> String {
-    let path = dir.join("tokens");
-    fs::write(&path, text).expect("there is space");
-    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
-    path.display().to_string()
-}
-
-#[test]
-fn tokens_see_what_they_may() {
-    let Some(_turn) = turn("tokens_see_what_they_may") else { return };
-    let (mut one, mut two) = (Target::start(&program("pairs"), ["1000"]), Target::start(&program("mix"), ["1000"]));
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let text = format!("all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=mi*\n", one.pid());
-    let tokens = token_file(dir.path(), 0o600, &text);
-    let recorder = Recorder::of(one.pid(), 1).pid(two.pid()).option("--token-file", &tokens);
-    let (recording, address) = recorder.serve();
-    one.run();
-    two.run();
-    let ask = |path: &str, token: &str| get_with(address, path, &format!("Authorization: Bearer {token}\r\n"));
-    for path in ["/metrics", "/debug/pprof/heap", "/page/data", "/nothing"] {
-        assert_eq!(get(address, path).status, 401, "{path}");
-        assert_eq!(ask(path, "all-aaaaaaaaaaaaaaab").status, 401, "{path}");
-    }
-    assert_eq!(get(address, "/healthz").status, 200);
-    let [first, second] = [one.pid(), two.pid()].map(|pid| format!("pid=\"{pid}\""));
-    for (token, sees_one, sees_two) in [
-        ("all-aaaaaaaaaaaaaaaa", true, true),
-        ("pid-bbbbbbbbbbbbbbbb", true, false),
-        ("comm-ccccccccccccccc", false, true),
-    ] {
-        let text = ask("/metrics", token).text();
-        assert_eq!((text.contains(&first), text.contains(&second)), (sees_one, sees_two), "{token}: {text}");
-        assert_eq!(text.contains("heapbpf_hits_total"), sees_one && sees_two, "{token}");
-        let Some(raw) = read(&ask("/debug/pprof/heap", token)) else { continue };
-        let sees = [one.pid(), two.pid()].map(|pid| has_pid(&raw, pid));
-        assert_eq!(sees, [sees_one, sees_two], "{token}");
-        // A token cannot request a process that it may not see.
-        let other = read(&ask(&format!("/debug/pprof/heap?pid={}", two.pid()), token)).expect("as before");
-        assert_eq!(!other.samples.is_empty(), sees_two, "{token}");
-    }
-    recording.stop().results();
 }
 
 #[test]
@@ -416,7 +353,7 @@ fn bad_requests_get_a_sentence() {
         ("/history?from=9&to=1", 200, ""),
         ("/debug/pprof/delta_heap?from=1", 400, "to is required"),
         ("/debug/pprof/delta_heap?from=1&to=2", 404, "is not kept"),
-        ("/debug/pprof/delta_heap?from=1&to=2&seconds=5", 400, "do not go together"),
+        ("/debug/pprof/delta_heap?from=1&to=2&seconds=5", 400, "cannot be combined"),
         ("/page/export", 400, "format is required"),
         ("/page/export?format=bmp", 400, "known ones are"),
         ("/debug/pprof/heap?cgroup=x", 400, "beginning with /"),

@@ -8,18 +8,12 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::held;
 use heapbpf_tests::output::{self, Profile};
-use heapbpf_tests::program::{copy_file, program, program_with};
+use heapbpf_tests::program::{copy_file, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
 const SHELL: &str = "/bin/sh";
-
-/// Parses the report that a program wrote to heapbpf's standard output.
-fn truth_in(stdout: &str) -> Truth {
-    let line = stdout.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no report in {stdout:?}"));
-    serde_json::from_str(line).expect("a report")
-}
 
 /// Frames are named even though the program's file is deleted before the recording ends.
 #[test]
@@ -35,7 +29,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
         let mut command = Command::new(&copy);
         let output = command.arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
         std::fs::remove_file(&copy).expect("our own copy");
-        let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
+        let truth = Truth::in_output(&String::from_utf8_lossy(&output.stdout));
         let pid = truth.sites[0].pid;
         let outcome = recording.stop();
         let messages = &outcome.stderr;
@@ -52,42 +46,6 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
         assert_eq!(process.comm, "gone");
         [1, 1]
     });
-}
-
-#[test]
-fn a_command_is_profiled_from_its_first_allocation() {
-    let Some(_turn) = turn("a_command_is_profiled_from_its_first_allocation") else { return };
-    for interval in [1, 4096] {
-        let recorder = Recorder::new().interval(interval).variable("FREE_RUNNING", OsStr::new("1"));
-        let outcome = recorder.command(&program("mix"), ["20000"]).start().finish();
-        let truth = truth_in(&outcome.stdout);
-        let (profile, _) = outcome.results();
-        checks::sites(&profile, &truth, interval, Compare::All);
-        let process = profile.process(truth.sites[0].pid);
-        assert!(process.ended && process.coverage > 0.99, "{process:?}");
-    }
-}
-
-/// If a child exits before its allocator, which no process had mapped before, can be hooked, the profile must report
-/// the gap, if there is one.
-#[test]
-fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
-    let Some(_turn) = turn("a_child_that_lives_too_short_is_a_gap_that_is_told") else { return };
-    let child = program_with("pairs", "pairs-static", &["-static"]);
-    let script = format!("{0} 100; {0} 100; {0} 100; exit 0", child.display());
-    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
-    let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().finish();
-    let (profile, _) = outcome.results();
-    for line in outcome.stdout.lines().filter(|line| line.starts_with('{')) {
-        let truth = truth_in(line);
-        let pid = truth.sites[0].pid;
-        let found = checks::site_sums(&profile, Some(pid)).get("site_00").map_or(0, |sums| sums.samples);
-        if found != 100 {
-            let process = profile.processes.iter().find(|process| process.pid == pid);
-            let is_reported = process.is_some_and(|process| process.coverage < 1.0) || !profile.notes.is_empty();
-            assert!(is_reported, "{found} of 100 allocations of {pid} and not a word about it: {process:?}");
-        }
-    }
 }
 
 #[test]
@@ -108,12 +66,31 @@ fn a_commands_exit_status_is_heapbpfs() {
     }
 }
 
+/// A shell's `<&-`: Rust's runtime gives heapbpf itself /dev/null.
+#[test]
+fn a_descriptor_that_is_closed_is_closed_for_the_command_too() {
+    let Some(_turn) = turn("a_descriptor_that_is_closed_is_closed_for_the_command_too") else { return };
+    for (input, code) in [("<&-", 6), ("</dev/null", 5)] {
+        let exec = format!("exec \"$0\" \"$@\" {input}");
+        let recorder = Recorder::new().through(&[SHELL, "-c", exec.as_str()].map(OsStr::new));
+        let script = "[ -e /proc/self/fd/0 ] && exit 5; exit 6";
+        let outcome = recorder.command(Path::new(SHELL), ["-c", script]).start().ends();
+        assert_eq!(outcome.status.code(), Some(code), "{input}: {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn a_command_that_runs_on_is_told() {
     let Some(_turn) = turn("a_command_that_runs_on_is_told") else { return };
     let recorder = Recorder::new().option("--duration", "500ms");
-    let outcome = recorder.command(Path::new(SHELL), ["-c", "sleep 3"]).start().finish();
-    assert!(outcome.stderr.contains("the command is still running (process "), "{}", outcome.stderr);
+    // It holds nothing open that the end of heapbpf's messages would be awaited on.
+    let script = "exec sleep 600 > /dev/null 2>&1";
+    let outcome = recorder.command(Path::new(SHELL), ["-c", script]).start().finish();
+    let told = outcome.stderr.split_once("the command is still running (process ").map(|(_, rest)| rest);
+    let pid = told.and_then(|rest| rest.split_once(')')?.0.parse().ok());
+    let pid: libc::pid_t = pid.unwrap_or_else(|| panic!("it is not told: {}", outcome.stderr));
+    // SAFETY: `kill` takes plain integers; the command sleeps for minutes.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "it still runs");
 }
 
 #[test]
@@ -128,6 +105,11 @@ fn ctrl_c_sigterm_and_a_lost_terminal_write_the_profile() {
         let (profile, _) = outcome.results();
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(outcome.files(), ["profile.folded", "profile.json", "profile.pb.gz", "stats.json"]);
+        if signal == libc::SIGINT {
+            assert!(outcome.stdout.contains("site_00"), "the top stack: {}", outcome.stdout);
+            assert!(outcome.stdout.contains("profile.pb.gz"), "how to open the file: {}", outcome.stdout);
+            assert!(!outcome.stdout.contains('\u{1b}'), "colours only for a terminal");
+        }
         assert!(target.end().success(), "the target is as it was");
     }
 }
@@ -161,35 +143,11 @@ fn snapshots_are_whole_and_only_grow() {
 }
 
 #[test]
-fn the_closing_table_goes_to_standard_output_and_says_how_to_go_on() {
-    let Some(_turn) = turn("the_closing_table_goes_to_standard_output_and_says_how_to_go_on") else { return };
-    let mut target = Target::start(&program("healing"), ["500", "10", "10"]);
-    let recording = Recorder::of(target.pid(), 1).start();
-    target.go();
-    target.step();
-    let outcome = recording.stop();
-    assert!(outcome.stdout.contains("site_00"), "the top stack: {}", outcome.stdout);
-    assert!(outcome.stdout.contains("profile.pb.gz"), "how to open the file: {}", outcome.stdout);
-    assert!(!outcome.stdout.contains('\u{1b}'), "colours only for a terminal");
-}
-
-#[test]
-fn quiet_leaves_the_table_out() {
-    let Some(_turn) = turn("quiet_leaves_the_table_out") else { return };
-    let mut target = Target::start(&program("pairs"), ["500"]);
-    let recording = Recorder::of(target.pid(), 1).flag("-q").start();
-    target.run();
-    assert_eq!(recording.stop().stdout.trim(), "");
-}
-
-#[test]
 fn standard_output_takes_a_profile() {
     let Some(_turn) = turn("standard_output_takes_a_profile") else { return };
     let mut target = Target::start(&program("pairs"), ["5000"]);
     let recorder = Recorder::of(target.pid(), 1).without_outputs().option("-o", "-").option("--format", "json");
-    let recording = recorder.start();
-    let truth = target.run();
-    let outcome = recording.stop();
+    let (outcome, truth) = recorder.record(&mut target);
     let profile: Profile = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {}", outcome.stdout));
     checks::sites(&profile, &truth, 1, Compare::All);
     assert!(outcome.stderr.contains("site_00"), "the table goes to standard error: {}", outcome.stderr);
@@ -199,31 +157,10 @@ fn standard_output_takes_a_profile() {
 fn without_o_no_file_is_written_and_the_last_line_says_how() {
     let Some(_turn) = turn("without_o_no_file_is_written_and_the_last_line_says_how") else { return };
     let mut target = Target::start(&program("pairs"), ["500"]);
-    let recording = Recorder::of(target.pid(), 1).without_outputs().start();
-    target.run();
-    let outcome = recording.stop();
+    let (outcome, _) = Recorder::of(target.pid(), 1).without_outputs().record(&mut target);
     assert!(outcome.files().is_empty(), "{:?}", outcome.files());
     let last = outcome.stdout.lines().last().unwrap_or_default();
     assert!(last.starts_with("no file was written · -o x.json"), "{}", outcome.stdout);
-}
-
-#[test]
-fn probes_are_reported_with_their_place_and_kind() {
-    let Some(_turn) = turn("probes_are_reported_with_their_place_and_kind") else { return };
-    let mut target = Target::start(&program("pairs"), ["500"]);
-    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
-    target.run();
-    let (profile, stats) = recording.stop().results();
-    let hooked = |name: &str| stats.attach.iter().any(|probe| probe.function == name && probe.file.contains("libc"));
-    for function in ["malloc", "calloc", "realloc", "reallocarray", "memalign", "posix_memalign", "free"] {
-        assert!(hooked(function), "{function} is not among {:?}", stats.attach);
-    }
-    for probe in &stats.attach {
-        assert!(["emulated", "stepped", "optimized"].contains(&probe.kind.as_str()), "{probe:?}");
-        assert!(["session", "multi", "perf"].contains(&probe.link.as_str()), "{probe:?}");
-    }
-    let allocators = &profile.process(target.pid()).allocators;
-    assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
 }
 
 /// Links of one process cost other processes nothing.

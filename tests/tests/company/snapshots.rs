@@ -2,27 +2,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
 
+use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::torture::Limited;
 
 /// The snapshots in a directory, with their numbers.
 fn snapshots(dir: &Path) -> Vec<(u32, PathBuf)> {
-    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(dir)
-        .expect("the recording's directory")
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let number = name.strip_prefix("profile.")?.strip_suffix(".json")?.parse().ok()?;
-            Some((number, entry.path()))
-        })
-        .collect();
-    found.sort();
-    found
+    let path = |number| (number, dir.join(format!("profile.{number:04}.json")));
+    numbers_of_snapshots(dir).into_iter().map(path).collect()
 }
 
 fn inuse(path: &Path) -> f64 {
@@ -63,48 +56,19 @@ fn passing_a_size_writes_one_snapshot() {
     recording.stop().results();
 }
 
-/// A memory cgroup (version 1 or 2), removed when dropped.
-struct Limited(PathBuf);
-
-impl Limited {
-    fn new(bytes: u64) -> Option<Self> {
-        let name = format!("heapbpf-test-{}", std::process::id());
-        let limits = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
-        for (mount, limit) in limits {
-            let group = Self(Path::new(mount).join(&name));
-            if fs::create_dir(&group.0).is_ok() && fs::write(group.0.join(limit), bytes.to_string()).is_ok() {
-                return Some(group);
-            }
-        }
-        None
-    }
-
-    fn add(&self, pid: u32) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("our own group");
-    }
-}
-
-impl Drop for Limited {
-    fn drop(&mut self) {
-        // Its last process may still be exiting.
-        for _ in 0..100 {
-            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
 #[test]
 fn the_last_profile_before_a_kill_is_on_disk() {
     let Some(_turn) = turn("the_last_profile_before_a_kill_is_on_disk") else { return };
     const LIMIT: u64 = 64 << 20;
-    let Some(group) = Limited::new(LIMIT) else {
+    let Some(group) = Limited::new(&format!("heapbpf-snapshots-{}", std::process::id())) else {
         return skipped("the_last_profile_before_a_kill_is_on_disk", "no memory cgroup can be made here");
     };
-    let mut target = Target::start(&program("growing"), ["100000000", "100000"]);
-    group.add(target.pid());
+    group.leave_space(LIMIT);
+    let words = group.words();
+    let mut command = Command::new(&words[0]);
+    // From the first mark to the limit it takes more than a second.
+    command.args(&words[1..]).arg(program("growing")).args(["100000000", "50000"]);
+    let mut target = Target::start_command(&mut command);
     let recording = Recorder::of(target.pid(), 16 << 10).flag("--at-limit").start();
     target.go();
     let outcome = recording.finish();

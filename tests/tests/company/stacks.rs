@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{fixtures_dir, programs_dir, skipped, tool, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -22,13 +22,9 @@ const PATHS: &[(&str, &[&str])] = &[
     ("site_07", &["site_07", "in_thread", "thread_main"]),
 ];
 
-fn names(stack: &Stack) -> Vec<&str> {
-    stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
-}
-
 /// Whether the innermost functions of the stack match `path`.
 fn begins_with(stack: &Stack, path: &[&str]) -> bool {
-    let mut names = names(stack).into_iter().skip_while(|name| *name != path[0]);
+    let mut names = stack.names().into_iter().skip_while(|name| *name != path[0]);
     let mut gap = false;
     for &expected in path {
         if expected == "…" {
@@ -47,9 +43,7 @@ fn begins_with(stack: &Stack, path: &[&str]) -> bool {
 
 fn record(program: &Path, unwind: &str) -> Profile {
     let mut target = Target::start(program, ["100"]);
-    let recording = Recorder::of(target.pid(), 1).option("--unwind", unwind).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = Recorder::of(target.pid(), 1).option("--unwind", unwind).results_of(&mut target);
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!(stats.lost(), 0, "{stats:?}");
     profile
@@ -59,7 +53,7 @@ fn record(program: &Path, unwind: &str) -> Profile {
 fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(site));
     for stack in here().filter(|stack| !(begins_with(stack, path) && stack.complete)).take(3) {
-        println!("{site}: complete: {}, {:?}", stack.complete, names(stack));
+        println!("{site}: complete: {}, {:?}", stack.complete, stack.names());
     }
     let good = here().filter(|stack| begins_with(stack, path) && stack.complete).map(|stack| stack.samples).sum();
     (good, here().map(|stack| stack.samples).sum())
@@ -88,7 +82,7 @@ fn assert_paths(profile: &Profile) {
     }
     let recursions = profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"));
     for stack in recursions {
-        let depth = names(stack).iter().filter(|name| **name == "recursive").count();
+        let depth = stack.names().iter().filter(|name| **name == "recursive").count();
         if depth != 201 || !stack.complete || !stack.has("main") {
             wrong.push(format!("site_00: {depth} of 201 calls of `recursive`, complete: {}", stack.complete));
         }
@@ -104,11 +98,6 @@ fn paths_with_frame_pointers() {
 #[test]
 fn paths_without_frame_pointers() {
     all_paths("paths_without_frame_pointers", "frames-nofp", &["-fomit-frame-pointer"], "auto");
-}
-
-#[test]
-fn paths_without_frame_pointers_by_dwarf() {
-    all_paths("paths_without_frame_pointers_by_dwarf", "frames-nofp", &["-fomit-frame-pointer"], "dwarf");
 }
 
 #[test]
@@ -138,7 +127,7 @@ fn frame_pointers_give_the_immediate_caller() {
         let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(*site));
         assert!(here().count() > 0, "{site}");
         for stack in here() {
-            assert!(begins_with(stack, path), "{site}: {:?}", names(stack));
+            assert!(begins_with(stack, path), "{site}: {:?}", stack.names());
         }
     }
 }
@@ -152,9 +141,7 @@ fn stacks_through_an_interposer_are_whole() {
         let interposer = library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]);
         let mut command = Command::new(&program);
         let mut target = Target::start_command(command.arg("50").env("LD_PRELOAD", interposer));
-        let recording = Recorder::of(target.pid(), 1).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(stats.lost(), 0, "{stats:?}");
         for (site, path) in PATHS.iter().filter(|(site, _)| ["site_01", "site_02", "site_05", "site_07"].contains(site))
@@ -173,9 +160,7 @@ fn stacks_inside_another_sampled_call_are_whole() {
     for flags in [&[][..], &["-fomit-frame-pointer"]] {
         let output = if flags.is_empty() { "window" } else { "window-nofp" };
         let mut target = Target::start(&program_with("window", output, flags), ["handler", "100"]);
-        let recording = Recorder::of(target.pid(), 1).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
+        let (profile, stats, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(stats.lost(), 0, "{stats:?}");
         let path = ["site_01", "on_fault", "…", "posix", "site_00", "main"];
@@ -216,143 +201,4 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
     let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_space", "made_by_hand"]);
     let cut = profile.stacks.iter().filter(|stack| stack.has("site_02") && !stack.complete).map(|stack| stack.samples);
     assert_eq!((all, good + cut.sum::<u64>()), (200, 200), "all are counted, and what is not whole is cut");
-}
-
-/// A program from the distribution (built without frame pointers), and a function that must be on some of its stacks.
-struct Real {
-    name: &'static str,
-    what: &'static str,
-    arguments: Vec<String>,
-    function: Option<&'static str>,
-    interval: u64,
-}
-
-/// Arguments that make gdb throw and catch exceptions.
-const GDB: [&str; 7] =
-    ["-nx", "-batch", "-ex", "info functions ^main$", "-ex", "print no_such_symbol", "/usr/bin/sort"];
-
-/// JavaScript that is compiled at run time.
-const NODE: &str = "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }";
-
-/// Programs whose stacks are checked. Their input files are created in `dir`.
-fn real_programs(dir: &Path) -> Vec<Real> {
-    let numbers = dir.join("numbers");
-    let text: String = (0..200_000u64).map(|n| format!("{}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
-    std::fs::write(&numbers, text).expect("our own directory");
-    let numbers = numbers.to_str().expect("our own path").to_owned();
-    let source = dir.join("big.c");
-    let functions =
-        (0..200).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
-    std::fs::write(&source, functions.collect::<String>()).expect("our own directory");
-    let object = dir.join("big.o").to_str().expect("our own path").to_owned();
-    let text = |s: &str| s.to_owned();
-    let fill = format!(".read {}", fixtures_dir().join("fill.sql").display());
-    let script = programs_dir().join("json_loop.py").display().to_string();
-    let source = source.to_str().expect("our own path").to_owned();
-    vec![
-        Real {
-            name: "python3",
-            what: "interpreter",
-            arguments: vec![script, text("300")],
-            function: Some("JSONEncoder.encode"),
-            interval: 16 << 10,
-        },
-        Real {
-            name: "perl",
-            what: "interpreter",
-            arguments: vec![text("-e"), text("my %h; $h{$_} = 'x' x ($_ % 300) for 1..50000;")],
-            function: Some("perl_run"),
-            interval: 16 << 10,
-        },
-        Real {
-            name: "sqlite3",
-            what: "database",
-            arguments: vec![text(":memory:"), fill],
-            function: Some("sqlite3_step"),
-            interval: 16 << 10,
-        },
-        Real {
-            name: "gcc",
-            what: "compiler",
-            arguments: ["-O1", "-c", &source, "-o", &object].map(text).to_vec(),
-            function: None,
-            interval: 64 << 10,
-        },
-        Real {
-            name: "sort",
-            what: "two threads",
-            arguments: ["--parallel=2", "-o", "/dev/null", &numbers].map(text).to_vec(),
-            function: None,
-            interval: 1,
-        },
-        Real {
-            name: "xz",
-            what: "two threads",
-            arguments: ["-T2", "-0", "--block-size=64KiB", "-k", "-f", &numbers].map(text).to_vec(),
-            function: Some("lzma_code"),
-            interval: 1,
-        },
-        Real {
-            name: "gdb",
-            what: "C++ with exceptions",
-            arguments: GDB.map(text).to_vec(),
-            function: None,
-            interval: 64 << 10,
-        },
-        Real {
-            name: "node",
-            what: "just-in-time compiler",
-            arguments: vec![text("-e"), text(NODE)],
-            function: None,
-            interval: 16 << 10,
-        },
-    ]
-}
-
-/// Programs of which `completeness.rs` demands the same, at the same interval or a smaller one.
-const DEMANDED_ELSEWHERE: [&str; 4] = ["python3", "sqlite3", "gcc", "gdb"];
-
-#[test]
-fn stacks_of_real_programs_are_whole() {
-    are_whole("stacks_of_real_programs_are_whole", |name| !DEMANDED_ELSEWHERE.contains(&name));
-}
-
-/// At least 99 % of the samples of each of these programs have complete stacks.
-fn are_whole(case: &str, is_wanted: impl Fn(&str) -> bool) {
-    let Some(_turn) = turn(case) else { return };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let programs = real_programs(dir.path());
-    let mut poor = Vec::new();
-    for real in programs.iter().filter(|real| is_wanted(real.name)) {
-        let Some(path) = tool(real.name) else {
-            skipped(case, &format!("the part with {}: it is not installed", real.name));
-            continue;
-        };
-        let recorder = Recorder::new().interval(real.interval).variable("FREE_RUNNING", "1".as_ref());
-        let outcome = recorder.command(&path, &real.arguments).start().ends();
-        let (profile, stats) = outcome.results();
-        let all: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
-        let whole: u64 = profile.stacks.iter().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
-        let share = whole as f64 / all.max(1) as f64;
-        println!("{:8} {:22} {all:6} samples, {:.2} % whole", real.name, real.what, 100.0 * share);
-        if share < 0.99 || all < 50 {
-            poor.push(format!("{}: {whole} of {all} stacks are whole; {:?}", real.name, stats.lost));
-        }
-        if let Some(function) = real.function
-            && !profile.stacks.iter().any(|stack| stack.has(function))
-        {
-            poor.push(format!("{}: {function} is on no stack", real.name));
-        }
-    }
-    assert!(poor.is_empty(), "{}", poor.join("\n"));
-}
-
-/// Tests of the long set.
-mod long {
-    use super::*;
-
-    #[test]
-    fn stacks_of_other_real_programs_are_whole() {
-        are_whole("stacks_of_other_real_programs_are_whole", |name| DEMANDED_ELSEWHERE.contains(&name));
-    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::document::{Step, compare, steps};
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::{heapbpf, stop_limit, turn};
 use tempfile::TempDir;
 
 /// Separator between the outputs of commands.
@@ -37,6 +37,7 @@ fn run(commands: &[&str]) -> Vec<(String, String)> {
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new("timeout")
         .args([MOST_SECONDS, "bash", "-c", &script])
+        .envs(stop_limit())
         .current_dir(&work)
         .env("PATH", format!("{}:{path}", tools.display()))
         .env("HEAPBPF", root())

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use heapbpf_tests::busy::start_starved;
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::doctor::doctor_text_of;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Estimate, Figures, Profile, Stats};
 use heapbpf_tests::program::{copy_of, library, program, program_with, rust_program};
@@ -49,9 +50,7 @@ fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats,
     let own = copy_of(program, dir.path(), program.file_name().and_then(OsStr::to_str).expect("our own name"));
     let mut target = Target::start(&own, [&interval, ROUNDS, mode]);
     let recorder = options.iter().fold(recorder(&target), |it, [name, value]| it.option(name, value));
-    let recording = recorder.start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = recorder.results_of(&mut target);
     assert!(target.end().success(), "nobody listens any more");
     (profile, stats, truth)
 }
@@ -190,9 +189,7 @@ fn a_rust_program_announces_by_inline_assembly() {
         return skipped(case, "no Rust compiler that works");
     };
     let mut target = Target::start(&built, ["2000"]);
-    let recording = recorder(&target).option("--hook", "usdt").start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) = recorder(&target).option("--hook", "usdt").results_of(&mut target);
     let site = truth.site("site_00");
     let stacks = profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"));
     let figures = stacks.fold([0.0; 3], |[bytes, objects, inuse], stack| {
@@ -240,26 +237,6 @@ fn a_whole_host_has_both_sources() {
     assert!(!announced(targets[1].pid()), "its malloc is hooked, and it calls that never");
 }
 
-/// The kernel reports a program's mappings before its exec ends. If the program hardly gets to run, it may be listed in
-/// between.
-#[test]
-fn a_program_that_has_to_wait_while_it_begins_is_followed() {
-    let Some(_turn) = turn_here("a_program_that_has_to_wait_while_it_begins_is_followed") else { return };
-    const PROGRAMS: usize = 8;
-    let interval = INTERVAL.to_string();
-    let (recording, address) = Recorder::new().option("--comm", "waiting-alone").serve();
-    let path = alone_as("waiting-alone");
-    let words = [path.as_os_str(), (*interval).as_ref(), "2000".as_ref(), "4".as_ref()];
-    let mut targets = start_starved(PROGRAMS, &words);
-    targets.iter_mut().for_each(Target::go);
-    // Each program allocates until samples of all have arrived.
-    let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
-    until("samples of all programs", || processes() >= PROGRAMS as f64);
-    targets.iter_mut().for_each(Target::go);
-    let (profile, _) = recording.stop().results();
-    assert!(targets.iter().all(|it| profile.process(it.pid()).hook.as_deref() == Some("usdt")), "{profile:?}");
-}
-
 #[test]
 fn weights_by_no_common_interval_have_no_error_bars() {
     let Some(_turn) = turn_here("weights_by_no_common_interval_have_no_error_bars") else { return };
@@ -285,33 +262,41 @@ fn a_process_without_announcements_is_told_so() {
     assert!(said.contains("have USDT probes of the provider otel_memory"), "{said}");
 }
 
-#[test]
-fn what_announcements_cannot_do_is_refused() {
-    for (option, value, word) in [
-        ("-i", "4096", "-i"),
-        ("--criterion", "allocations", "--criterion"),
-        ("--alloc", "a.so:f(size=arg0)->ret", "--alloc"),
-    ] {
-        let arguments = ["--hook", "usdt", option, value, "--pid", "1"];
-        let output = Command::new(heapbpf()).args(arguments).output().expect("it runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(&format!("leave {word} out")), "{said}");
-    }
-}
-
 /// `doctor` says which source a process has, and what is not recorded because of it.
 #[test]
 fn the_doctor_tells_of_announcements() {
     let Some(_turn) = turn_here("the_doctor_tells_of_announcements") else { return };
     let ask = |program: &Path| {
         let target = Target::start(program, ["4096", "1", "3"]);
-        let pid = target.pid().to_string();
-        let output = Command::new(heapbpf()).args(["doctor", "--pid", &pid]).output().expect("it runs");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        doctor_text_of(target.pid())
     };
     let said = ask(&alone());
     assert!(said.contains("otel_memory (USDT)") && said.contains("otel_memory:free"), "{said}");
     let said = ask(&program("announced"));
     assert!(said.contains("glibc") && !said.contains("otel_memory:free"), "{said}");
+}
+
+/// Tests of the long set.
+mod long {
+    use super::*;
+
+    /// The kernel reports a program's mappings before its exec ends. If the program hardly gets to run, it may be listed in
+    /// between.
+    #[test]
+    fn a_program_that_has_to_wait_while_it_begins_is_followed() {
+        let Some(_turn) = turn_here("a_program_that_has_to_wait_while_it_begins_is_followed") else { return };
+        const PROGRAMS: usize = 8;
+        let interval = INTERVAL.to_string();
+        let (recording, address) = Recorder::new().option("--comm", "waiting-alone").serve();
+        let path = alone_as("waiting-alone");
+        let words = [path.as_os_str(), (*interval).as_ref(), "2000".as_ref(), "4".as_ref()];
+        let mut targets = start_starved(PROGRAMS, &words);
+        targets.iter_mut().for_each(Target::go);
+        // Each program allocates until samples of all have arrived.
+        let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
+        until("samples of all programs", || processes() >= PROGRAMS as f64);
+        targets.iter_mut().for_each(Target::go);
+        let (profile, _) = recording.stop().results();
+        assert!(targets.iter().all(|it| profile.process(it.pid()).hook.as_deref() == Some("usdt")), "{profile:?}");
+    }
 }

@@ -8,12 +8,11 @@ use anyhow::Context as _;
 
 use crate::build;
 use crate::context::Context;
-use crate::packages::{self, Package};
-use crate::programs::on_path;
-use crate::shell::run as run_command;
+use crate::packages;
+use crate::shell::{on_path, run as run_command};
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--inline | --samples | --arrival | --scaling]); pairs with probes and inline hooks, programs with inline hooks";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--inline | --arrival]); pairs with probes and inline hooks, programs when a recording begins";
 
 /// Debian packages with the allocators that `--inline` measures.
 const ALLOCATORS: [(&str, &str); 4] = [
@@ -23,8 +22,7 @@ const ALLOCATORS: [(&str, &str); 4] = [
     ("python3", "objects to measure"),
 ];
 
-/// Debian packages with the programs that `--samples` and `--arrival` measure. The latter also measures ruby and octave
-/// if they are installed.
+/// Debian packages with the programs that `--arrival` measures. It also measures ruby and octave if they are installed.
 const PROGRAMS: [(&str, &str); 2] = [("sqlite3", "a program to measure"), ("python3", "a program to measure")];
 
 /// Builds heapbpf and the workload, and runs the benchmark as root.
@@ -35,15 +33,12 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
     command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(args);
     if has("--inline") {
-        packages::install(context, &ALLOCATORS.map(|(name, purpose)| Package::new(name, purpose)))?;
+        packages::install(context, &ALLOCATORS)?;
         command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
         command.arg("--python-pairs").arg(context.root.join("tests/programs/python_pairs.py"));
     }
-    if has("--samples") || has("--arrival") {
-        packages::install(context, &PROGRAMS.map(|(name, purpose)| Package::new(name, purpose)))?;
-    }
-    if has("--scaling") && !has("--quick") {
-        command.arg("--document").arg(context.root.join("docs/overhead.md"));
+    if has("--arrival") {
+        packages::install(context, &PROGRAMS)?;
     }
     run_command(&mut command, context.options.verbose)
 }
@@ -56,10 +51,7 @@ pub fn heapbpf(context: &Context) -> anyhow::Result<PathBuf> {
 /// Compiles one of the programs in `tests/programs`, with additional flags.
 pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     if on_path("cc").is_none() {
-        packages::install(
-            context,
-            &[Package::new("gcc", "compiles the workload"), Package::new("libc6-dev", "its C library")],
-        )?;
+        packages::install(context, &[("gcc", "compiles the workload"), ("libc6-dev", "its C library")])?;
     }
     compile_by(context, "cc", name, name, flags)
 }

@@ -61,7 +61,8 @@ impl Bench {
     /// Starts a recording that serves HTTP. Returns its address as well.
     pub fn serve(&self, arguments: &[&str]) -> anyhow::Result<(Running, String)> {
         let arguments = [arguments, &["--listen", "127.0.0.1:0"]].concat();
-        Running::start(&mut self.command(&arguments), "heapbpf: listening on http://", true)
+        let (running, said) = Running::start(&mut self.command(&arguments), "heapbpf: listening on http://", true)?;
+        Ok((running, said.split(' ').next().unwrap_or_default().to_owned()))
     }
 
     /// Returns the numbers that the last recording wrote for `--stats`, by name; NaN for what it did not write.

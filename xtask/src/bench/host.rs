@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::harness::{Bench, Running, get, number, spread};
 use crate::context::Context;
-use crate::packages::{self, Package};
+use crate::packages;
 use crate::shell::read;
 
 /// One-line description of the benchmark.
@@ -76,7 +76,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         ("redis-tools", "its client"),
         ("git", "a program that starts often"),
     ];
-    packages::install(context, &packages.map(|(name, purpose)| Package::new(name, purpose)))?;
+    packages::install(context, &packages)?;
     let (dir, script) = (&bench.dir, bench.path("host.sh"));
     fs::write(&script, SCRIPT)?;
     let of_each = 2 * slice.as_secs() + WARM_UP.as_secs() + 4 * SETTLED.as_secs();

@@ -3,10 +3,10 @@
 mod cost;
 mod harness;
 mod host;
-mod memory;
 mod page;
 mod peers;
 mod processes;
+mod python;
 mod stacks;
 
 use std::ffi::OsStr;
@@ -15,7 +15,6 @@ use std::process::Command;
 
 use anyhow::bail;
 
-pub use self::cost::compile;
 use crate::context::Context;
 use crate::shell::run;
 use crate::test::bench_among_tests;
@@ -35,34 +34,27 @@ const BENCHES: &[Bench] = &[
     Bench {
         name: "coverage",
         about: "coverage of the intervals: 18 mixes of sizes, 20,000 profiles a cell ([PROFILES [SEEDS]])",
-        run: |context, args| run_program(context, "heapbpf-coverage", args),
+        run: coverage,
+    },
+    Bench {
+        name: "errors",
+        about: "errors of 960 short real recordings by their number of samples, beside .NET's table",
+        run: |context, _| bench_among_tests(context, ["alone", "long::coverage::errors_"], &[]),
     },
     Bench { name: "host", about: host::ABOUT, run: host::run },
     Bench {
-        name: "growth",
-        about: "false discoveries of `heapbpf diff` in 120 pairs of equal runs of real programs, and how large a leak it \
-                finds",
-        run: |context, _| bench_among_tests(context, ["alone", "long::growth::"], &[]),
-    },
-    Bench {
         name: "real-coverage",
         about: "coverage of the intervals of 480 short runs with known truth, through real probes",
-        run: |context, _| bench_among_tests(context, ["alone", "long::coverage::"], &[]),
+        run: |context, _| bench_among_tests(context, ["alone", "long::coverage::error_bars_"], &[]),
     },
     Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
-    Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
-    Bench {
-        name: "heap",
-        about: "memory of 1,000 to 1,000,000 tracked live samples in the daemon, and ns per sample and free",
-        run: |context, args| run_program(context, "heapbpf-bench-heap", args),
-    },
-    Bench { name: "memory", about: memory::ABOUT, run: memory::run },
+    Bench { name: "python", about: python::ABOUT, run: python::run },
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench {
         name: "statistics",
-        about: "weights, intervals and p-values of 100,000 stacks; a draw",
+        about: "CPU time for weights, intervals and p-values of 100,000 stacks",
         run: |context, args| run_program(context, "heapbpf-bench-statistics", args),
     },
     Bench {
@@ -70,12 +62,15 @@ const BENCHES: &[Bench] = &[
         about: "heapbpf top over 5,000 stacks: CPU time as a share of a core, beside a recording without a screen",
         run: |context, _| bench_among_tests(context, ["company", "top::"], &[]),
     },
-    Bench {
-        name: "unwind",
-        about: "ns to unwind stacks of 8 to 512 frames: cold, with warm rules, repeated (JSON objects)",
-        run: |context, args| run_program(context, "heapbpf-bench-unwind", args),
-    },
 ];
+
+/// Simulates profiles with known truth, in a test of the crate `heapbpf-bench`.
+fn coverage(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    let mut test = context.cargo("test");
+    test.args(["--quiet", "--release", "--package", "heapbpf-bench", "--test", "coverage", "--target-dir"]);
+    test.arg(context.host_target()).args(["--", "--ignored", "--nocapture"]).env("HEAPBPF_COVERAGE", args.join(" "));
+    run(&mut test, context.options.verbose)
+}
 
 /// Runs the benchmark with this name, or lists all of them. With `quick` and no name, runs the comparison with other
 /// profilers in under three minutes.

@@ -1,11 +1,11 @@
-//! `cargo xtask bench page`: what a browser needs to show 50,000 stacks, and to zoom.
+//! `cargo xtask bench page`: when a browser paints a served page, and what it needs to show 50,000 stacks and to zoom.
 
 use crate::context::Context;
 use crate::shell::run as run_command;
 use crate::test;
 
 pub const ABOUT: &str =
-    "the web page: time to show 50,000 stacks in headless Chromium, longest task, zoom; a refresh beside a scrape";
+    "the web page in headless Chromium: first paint, time to show 50,000 stacks, zoom; a refresh beside a scrape";
 
 pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
     let page = context.target().join("page-50000.html");

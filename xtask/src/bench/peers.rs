@@ -8,27 +8,14 @@ use anyhow::Context as _;
 
 use super::cost::{compile, heapbpf};
 use crate::context::Context;
-use crate::packages::{self, Package};
-use crate::programs::on_path;
-use crate::shell::{read, run as run_command, say};
+use crate::packages;
+use crate::shell::{on_path, read, run as run_command, say};
 
-/// One-line description of [`run`].
+/// One-line description of the benchmark.
 pub const ABOUT: &str = "profilers side by side, heapbpf with --hook probe, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
-/// One-line description of [`programs`].
-pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --hook probe --all, against no-op probes and what their rate predicts ([--rounds N] [--workloads NAMES])";
 
 /// Builds everything and runs the comparison as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    compare(context, args, &[])
-}
-
-/// Does the same for real programs.
-pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    let rounds: &[&str] = if args.iter().any(|word| word.starts_with("--rounds")) { &[] } else { &["--rounds", "9"] };
-    compare(context, args, &[&["--real"], rounds].concat())
-}
-
-fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<()> {
     let heapbpf = heapbpf(context)?;
     install(context);
     let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin-malloc", "-no-pie"];
@@ -40,7 +27,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     let program = super::build_program(context, "heapbpf-bench-peers")?;
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
     command.arg("--programs").arg(&programs).arg("--sources").arg(context.root.join("tests/programs"));
-    command.arg("--heapbpf").arg(heapbpf).args(more);
+    command.arg("--heapbpf").arg(heapbpf);
     if let Some(headers) = headers(context)? {
         command.arg("--headers").arg(headers);
     }
@@ -55,31 +42,31 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
 
 /// Installs the profilers to compare with. One that cannot be installed is reported and left out of the table.
 fn install(context: &Context) {
-    let wanted = [
-        ("memleak-bpfcc", vec![Package::new("bpfcc-tools", "bcc's memleak, to compare with")]),
-        ("bpftrace", vec![Package::new("bpftrace", "scripts to compare with")]),
-        ("heaptrack", vec![Package::new("heaptrack", "a profiler inside the process, to compare with")]),
-        ("sqlite3", vec![Package::new("sqlite3", "a program to measure with")]),
+    let wanted: [(&str, &[(&str, &str)]); 8] = [
+        ("memleak-bpfcc", &[("bpfcc-tools", "bcc's memleak, to compare with")]),
+        ("bpftrace", &[("bpftrace", "scripts to compare with")]),
+        ("heaptrack", &[("heaptrack", "a profiler inside the process, to compare with")]),
+        ("sqlite3", &[("sqlite3", "a program to measure with")]),
         (
             "redis-benchmark",
-            vec![
-                Package::new("redis-server", "a program to measure with (Debian starts it as a service, too)"),
-                Package::new("redis-tools", "asks it for work"),
+            &[
+                ("redis-server", "a program to measure with (Debian starts it as a service, too)"),
+                ("redis-tools", "asks it for work"),
             ],
         ),
-        ("gcc", vec![Package::new("gcc", "a program to measure with, and to compile others")]),
-        ("jeprof", vec![Package::new("libjemalloc-dev", "an allocator with a profiler of its own")]),
+        ("gcc", &[("gcc", "a program to measure with, and to compile others")]),
+        ("jeprof", &[("libjemalloc-dev", "an allocator with a profiler of its own")]),
         (
             "google-pprof",
-            vec![
-                Package::new("libgoogle-perftools-dev", "an allocator with two profilers of its own"),
-                Package::new("google-perftools", "its tools"),
+            &[
+                ("libgoogle-perftools-dev", "an allocator with two profilers of its own"),
+                ("google-perftools", "its tools"),
             ],
         ),
     ];
     for (command, packages) in wanted {
         if on_path(command).is_none()
-            && let Err(error) = packages::install(context, &packages)
+            && let Err(error) = packages::install(context, packages)
         {
             say!("WITHOUT {command}: {error:#}");
         }
@@ -89,7 +76,7 @@ fn install(context: &Context) {
 /// Compiles the library that makes tcmalloc write its samples.
 fn compile_preloaded(context: &Context, dir: &std::path::Path) -> anyhow::Result<()> {
     if on_path("c++").is_none() {
-        packages::install(context, &[Package::new("g++", "compiles a library for tcmalloc")])?;
+        packages::install(context, &[("g++", "compiles a library for tcmalloc")])?;
     }
     let mut command = Command::new("c++");
     command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(dir.join("tcmalloc_sample.so"));
@@ -105,7 +92,7 @@ fn headers(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     if own.exists() || PathBuf::from("/sys/kernel/kheaders.tar.xz").exists() || on_path("memleak-bpfcc").is_none() {
         return Ok(None);
     }
-    let package = Package::new("linux-headers-amd64", "bcc compiles against kernel headers, and this kernel has none");
+    let package = ("linux-headers-amd64", "bcc compiles against kernel headers, and this kernel has none");
     if let Err(error) = packages::install(context, &[package]) {
         say!("WITHOUT memleak: {error:#}");
         return Ok(None);

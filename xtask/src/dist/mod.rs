@@ -161,20 +161,4 @@ mod tests {
         assert!(fill("Version: 1\n", &[("VERSION", "1.2")]).is_err());
         assert!(fill("By: @WHO@ of @ARCH@\n", &[("WHO", "a <a@b.invalid>")]).is_err());
     }
-
-    #[test]
-    fn names_have_version_and_machine() {
-        let release = Release {
-            version: "1.2.3".to_owned(),
-            epoch: 0,
-            architecture: ARCHITECTURES[0],
-            out: PathBuf::from("/w/target/dist"),
-        };
-        let names = release.files().map(|file| file.file_name().expect("a name").to_string_lossy().into_owned());
-        assert_eq!(
-            names,
-            ["heapbpf-1.2.3-x86_64-linux.tar.gz", "heapbpf_1.2.3_amd64.deb", "heapbpf-1.2.3.cdx.json", "SHA256SUMS"]
-        );
-        assert_eq!(time_of(86_400).expect("date runs"), "1970-01-02T00:00:00Z");
-    }
 }

@@ -153,19 +153,3 @@ fn run_other(part: &Part, within: Option<Duration>) -> anyhow::Result<Outcome> {
     }
     Ok(outcome)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_commit_begins_elsewhere_and_always_at_the_same_part() {
-        let parts: Vec<Part> = (0..20).map(|i| Part::Fuzzed(format!("{i:02}"))).collect();
-        let first = |commit: &str| order(parts.clone(), commit)[0].name();
-        assert_eq!(first("9f668446"), first("9f668446"));
-        let begins: std::collections::BTreeSet<String> = (0..200).map(|i| first(&format!("{i:040x}"))).collect();
-        assert_eq!(begins.len(), 20, "every part is first for some commit");
-        assert_eq!(hash("a"), 0xaf63_dc4c_8601_ec8c, "the published value");
-        assert!(order(Vec::new(), "x").is_empty());
-    }
-}

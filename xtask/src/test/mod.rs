@@ -26,7 +26,6 @@ use self::stages::Stages;
 use crate::build;
 use crate::context::Context;
 use crate::cross::{self, Machine};
-use crate::cross_tools;
 use crate::root::Privilege;
 use crate::shell::{describe, read, run, say, succeeds};
 use crate::skips::Skips;
@@ -281,7 +280,7 @@ fn is_end_to_end(program: &Program) -> bool {
 
 /// Returns the call that checks that the daemon compiles for another machine. `None` if that cannot be checked here.
 fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) -> Option<Command> {
-    if let Err(error) = cross_tools::set_up_library(context, machine) {
+    if let Err(error) = cross::set_up_library(context, machine) {
         skips.note(format!("compiling for {}", machine.triple), format!("{error:#}"));
         return None;
     }
@@ -297,8 +296,8 @@ fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) 
 /// neither.
 fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
     let skips = Skips::begin(context, SKIPPED)?;
-    cross_tools::set_up(context, machine)?;
-    cross_tools::set_up_emulator(context, machine)?;
+    cross::set_up(context, machine)?;
+    cross::set_up_emulator(context, machine)?;
     let mut command = context.cargo_for_tests("test");
     command.args(["--no-fail-fast", "--lib", "--test", "unwinding"]);
     command.args(["--workspace", "--exclude", "heapbpf-tests", "--exclude", "heapbpf-bench", "--exclude", "xtask"]);

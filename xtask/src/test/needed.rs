@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::context::Context;
-use crate::packages::{self, Package};
+use crate::packages;
 use crate::skips::Skips;
-use crate::{cross, cross_tools, python};
+use crate::{cross, python};
 
 /// The variable that names the Python for tests that need its packages.
 pub const PYTHON_VARIABLE: &str = "HEAPBPF_TEST_PYTHON";
@@ -21,9 +21,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/python3", "python3", "is profiled while it parses JSON"),
     ("/usr/bin/sqlite3", "sqlite3", "is profiled while it fills a table"),
     ("/usr/bin/redis-server", "redis-server", "is profiled while its threads serve"),
-    ("/usr/bin/memcached", "memcached", "is profiled while its threads serve"),
-    ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
-    ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
+    ("/usr/bin/gdb", "gdb", "debugs a program while it is profiled"),
     ("/usr/bin/strace", "strace", "traces a program while it is profiled"),
     ("/usr/bin/systemd-analyze", "systemd", "runs the unit"),
     ("/usr/bin/bpftrace", "bpftrace", "has probes in a program while it is profiled"),
@@ -53,14 +51,14 @@ pub fn install(context: &Context) -> Vec<(String, String)> {
     // Debian names its library directories after the architecture.
     let missing =
         NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
-    let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
+    let missing: Vec<(&str, &str)> = missing.map(|(_, package, purpose)| (*package, *purpose)).collect();
     if packages::install(context, &missing).is_ok() {
         return Vec::new();
     }
     // Installed one by one, so that a package that does not exist does not block the others.
-    let install_one = |package: Package| {
-        let what = format!("installing {}, which {}", package.name, package.purpose);
-        packages::install(context, &[package]).err().map(|error| (what, format!("{error:#}")))
+    let install_one = |(name, purpose): (&str, &str)| {
+        let what = format!("installing {name}, which {purpose}");
+        packages::install(context, &[(name, purpose)]).err().map(|error| (what, format!("{error:#}")))
     };
     missing.into_iter().filter_map(install_one).collect()
 }
@@ -68,7 +66,7 @@ pub fn install(context: &Context) -> Vec<(String, String)> {
 /// Installs everything, and does not report what cannot be installed, because the tests will.
 pub fn set_up(context: &Context) {
     install(context);
-    cross::others().for_each(|machine| drop(cross_tools::set_up_library(context, machine)));
+    cross::others().for_each(|machine| drop(cross::set_up_library(context, machine)));
     drop(python::ensure(context));
 }
 

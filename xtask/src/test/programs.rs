@@ -280,7 +280,8 @@ mod tests {
     #[test]
     fn a_test_that_outlasts_its_time_is_ended_and_named() {
         let script = r#"echo '{ "type": "test", "event": "started", "name": "slow" }'; sleep 1000"#;
-        let manner = Manner { within: Some(Duration::ZERO), ..Manner::default() };
+        // The shell must have started by then.
+        let manner = Manner { within: Some(Duration::from_secs(3)), ..Manner::default() };
         let outcome = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program");
         assert_eq!(outcome.cut_off, ["slow"]);
         assert!(outcome.passed.is_empty() && outcome.failed.is_empty(), "{outcome:?}");

@@ -107,32 +107,3 @@ fn percent(before: [u64; 2], after: [u64; 2]) -> Option<f64> {
     let [worked, all] = [0, 1].map(|i| after[i].saturating_sub(before[i]) as f64);
     (all > 0.0).then(|| 100.0 * worked / all)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_has_every_stage_and_the_slowest_tests() {
-        let mut stages = Stages::default();
-        let tests: Vec<_> = (0..12).map(|i| (format!("test_{i}"), f64::from(i))).collect();
-        for (name, tests) in [("unit tests", 12), ("build", 0)] {
-            let clock = stages.begin();
-            stages.end(clock, name, tests);
-        }
-        let table = stages.table(&tests);
-        assert!(table.contains("| unit tests | 0 |") && table.contains("| 12 |\n| build | 0 |"), "{table}");
-        assert!(table.contains("| test_11 | 11.0 |\n| test_10 | 10.0 |"), "{table}");
-        assert!(table.contains("| test_2 |") && !table.contains("| test_1 |"), "{table}");
-    }
-
-    #[test]
-    fn processors_are_busy_for_what_is_not_idle() {
-        let before = ticks("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1").expect("ticks");
-        let after = ticks("cpu  100 0 70 110 20 0 0 0 50 0\n").expect("ticks");
-        assert_eq!(before, [20, 100]);
-        assert_eq!(percent(before, after), Some(75.0));
-        assert_eq!(percent(after, after), None);
-        assert_eq!(ticks("intr 1"), None);
-    }
-}

@@ -111,29 +111,3 @@ fn apt(dir: &Path, program: &str) -> Command {
     command.env("LC_ALL", "C");
     command
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_newest_kernel_of_a_version_is_found() {
-        let names = [
-            "linux-image-6.1.0-9-cloud-amd64",
-            "linux-image-6.1.0-56-cloud-amd64",
-            "linux-image-6.1.0-57-amd64",
-            "linux-image-6.12.9+deb12-cloud-amd64",
-            "linux-image-6.12.10+deb12-cloud-amd64",
-            "linux-image-6.12.90+deb12-cloud-amd64-dbg",
-            "linux-image-6.12.11+deb12-cloud-amd64-unsigned",
-            "linux-image-7.3.4+deb13-cloud-amd64",
-            "linux-binary-7.3.4+deb13-cloud-amd64",
-        ];
-        let newest = |version| newest(names.into_iter(), version);
-        assert_eq!(newest("6.1").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
-        assert_eq!(newest("6.12").as_deref(), Some("linux-image-6.12.10+deb12-cloud-amd64"));
-        assert_eq!(newest("7.3").as_deref(), Some("linux-binary-7.3.4+deb13-cloud-amd64"));
-        assert_eq!(newest("6"), Some("linux-image-6.12.10+deb12-cloud-amd64".into()));
-        assert_eq!(newest("5.15"), None);
-    }
-}

@@ -15,7 +15,7 @@ use clap::Args;
 
 use crate::build;
 use crate::context::Context;
-use crate::packages::{self, Package};
+use crate::packages;
 use crate::shell::{announce, say};
 
 use self::table::Findings;
@@ -63,7 +63,7 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     } else {
         selection.kernels.clone()
     };
-    match packages::install(context, &NEEDED.map(|(name, purpose)| Package::new(name, purpose))) {
+    match packages::install(context, &NEEDED) {
         // The machine may have a conflicting version of a part of the emulator, which would have to be removed.
         Err(error) if selection.skip_unavailable => {
             say!("skipped: Linux {} in an emulator: {error:#}", kernels.join(", "));
@@ -126,20 +126,9 @@ fn read_tables(context: &Context) -> anyhow::Result<Vec<String>> {
 /// Boots a kernel with these files. Returns what the machine wrote to its serial console, which is in `log`.
 fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::Result<String> {
     let mut command = Command::new("timeout");
-    command.args([
-        // Stays in the caller's process group: if the whole group is ended, so is the machine.
-        "--foreground",
-        SECONDS,
-        "qemu-system-x86_64",
-        "-accel",
-        "tcg,thread=single",
-        "-cpu",
-        "max",
-        "-smp",
-        "2",
-        "-m",
-        "2G",
-    ]);
+    // Stays in the caller's process group: if the whole group is ended, so is the machine.
+    command.args(["--foreground", SECONDS, "qemu-system-x86_64", "-accel", "tcg,thread=single"]);
+    command.args(["-cpu", "max", "-smp", "2", "-m", "2G"]);
     // On a busy machine the emulated timer is late, and the kernel would consider it broken.
     command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);

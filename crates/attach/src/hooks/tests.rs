@@ -1,15 +1,18 @@
 //! Tests of `hooks` with a linker that records what it is asked for, and refuses what a test tells it to.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::CString;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 
 use heapbpf_audit::FileKind;
-use heapbpf_probes::{Machine, ResultLocation, ReturnProbe, ReturnSite};
-use sampler_ebpf::abi::FileRanges;
+use heapbpf_kernel::programs::{ProbePoint, Role};
+use heapbpf_probes::{AllocatorFile, Machine, ResultLocation, ReturnSite};
+use sampler_ebpf::abi::SITE_RETURN_SITES_PROBED;
 
 use super::*;
+use crate::linker::Refused;
 
 const P: Option<u32> = Some(10);
 const Q: Option<u32> = Some(11);
@@ -85,12 +88,7 @@ impl Linker for Kernel {
         Ok(FakeLinks::make(&self.in_force, number, points, pid))
     }
 
-    fn link_each(
-        &self,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-    ) -> Result<(FakeLinks, Refused), KernelError> {
+    fn link_each(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> LinkResult<FakeLinks> {
         let unprobable = self.unprobable.borrow().clone();
         let (refused, accepted): (Vec<ProbePoint>, Vec<ProbePoint>) =
             points.iter().partition(|point| unprobable.contains(&point.offset));
@@ -125,12 +123,7 @@ impl Linker for Slow {
         Ok(FakeLinks::make(&self.in_force, number, points, pid))
     }
 
-    fn link_each(
-        &self,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-    ) -> Result<(FakeLinks, Refused), KernelError> {
+    fn link_each(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> LinkResult<FakeLinks> {
         Ok((self.link(path, points, pid)?, Refused::new()))
     }
 }
@@ -221,7 +214,7 @@ fn a_file_is_linked_once_for_each_process() {
     assert_eq!(world.hook(&mut hooks, key, Q).expect("links"), Hooked::Now);
     assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (Q, ALL.to_vec())]);
     assert_eq!((hooks.probed_files(), world.sites.0.len()), (1, 3), "one set of sites serves both");
-    assert_eq!(hooks.functions(), [1, 2, 3]);
+    assert_eq!(hooks.functions, [1, 2, 3]);
     assert_eq!(hooks.shared_since(key), None, "each link serves one process");
     hooks.release(10);
     assert!(!hooks.is_served(key, P) && hooks.is_served(key, Q));
@@ -244,7 +237,7 @@ fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them
     assert!(hooks.files.get(third).is_none() && !hooks.has_sites(third) && hooks.is_served(custom, None));
     let again = allocator(&mut hooks, "/another");
     assert_eq!(world.hook(&mut hooks, again, None).expect("links"), Hooked::Now);
-    assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+    assert_eq!(hooks.functions, [1, 2, 3, 1, 2, 3, 1, 2, 3]);
 }
 
 #[test]
@@ -393,7 +386,7 @@ fn a_file_that_another_tracer_has_patched_is_tried_again_after_a_while() {
     let Some(earlier) = Instant::now().checked_sub(CONFLICT_RETRY) else { return };
     hooks.conflicts.insert(key, earlier);
     assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
-    assert_eq!(hooks.functions().len(), 3, "the failed attempts left no second set of sites");
+    assert_eq!(hooks.functions.len(), 3, "the failed attempts left no second set of sites");
 }
 
 #[test]
@@ -455,11 +448,14 @@ fn without_live_tracking_freeing_functions_are_not_linked() {
     let audit = hooks.audit_of(key, LinkKind::Perf).expect("examined");
     assert_eq!(audit.attach.len(), 2);
     assert_eq!(hooks.kinds(false).count(), 2);
+    hooks.stop_tracking_frees(LinkKind::Session);
+    assert!(!hooks.gave_up_frees, "nobody wants them");
 }
 
 #[test]
 fn named_functions_alone_are_linked() {
-    let (mut world, mut hooks) = (World::default(), hooks(true).only(&["malloc", "free"]));
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    hooks.only = Some(&["malloc", "free"]);
     let key = allocator(&mut hooks, "/libc.so.6");
     world.hook(&mut hooks, key, P).expect("links");
     assert_eq!(world.kernel.links(), [(P, vec![MALLOC, FREE])]);
@@ -472,25 +468,16 @@ fn frees_stop_everywhere_and_allocations_stay_hooked() {
     for pid in [P, Q] {
         world.hook(&mut hooks, key, pid).expect("links");
     }
-    assert!(!hooks.gave_up_frees());
+    assert!(!hooks.gave_up_frees);
     hooks.stop_tracking_frees(LinkKind::Session);
     let without = vec![MALLOC, THROWING, RETURN_SITE];
     assert_eq!(world.kernel.links(), [(P, without.clone()), (Q, without.clone())]);
     let audit = hooks.audited(key).expect("hooked");
-    assert!(hooks.gave_up_frees() && audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
+    assert!(hooks.gave_up_frees && audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
     // A file that is hooked later is linked the same way.
     let late = allocator(&mut hooks, "/late");
     world.hook(&mut hooks, late, None).expect("links");
     assert_eq!(world.kernel.links()[0], (None, without));
-}
-
-#[test]
-fn frees_that_nobody_wants_are_not_given_up() {
-    let (mut world, mut hooks) = (World::default(), hooks(false));
-    let key = allocator(&mut hooks, "/libc.so.6");
-    world.hook(&mut hooks, key, P).expect("links");
-    hooks.stop_tracking_frees(LinkKind::Session);
-    assert!(!hooks.gave_up_frees());
 }
 
 #[test]
@@ -513,7 +500,7 @@ fn a_session_that_awaits_one_return_at_a_time_serves_every_process() {
     let key = hooks.files.add("/plugin.so", tempfile::tempfile().expect("a file"), Ok(switching));
     assert!(hooks.must_be_shared(key, LinkKind::Session) && !hooks.must_be_shared(key, LinkKind::Multi));
     let refused = world.hook(&mut hooks, key, P).expect_err("other processes would come to harm");
-    assert!(matches!(&refused, HookError::MustBeShared { path } if path == "/plugin.so"), "{refused}");
+    assert!(matches!(&refused, HookError::MustBeShared(path) if path == "/plugin.so"), "{refused}");
     assert_eq!(world.kernel.links(), []);
     assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
     let other = allocator(&mut hooks, "/libc.so.6");

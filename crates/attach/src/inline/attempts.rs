@@ -20,6 +20,11 @@ impl Attempts {
         PAUSES_MS.iter().take(self.failed).all(|pause| Duration::from_millis(*pause) <= SPARED_FOR)
     }
 
+    /// Time from the last failed attempt to the last one that may follow.
+    pub(super) fn left(self) -> Duration {
+        PAUSES_MS.iter().skip(self.failed.saturating_sub(1)).copied().map(Duration::from_millis).sum()
+    }
+
     /// Notes a failed attempt. Returns the time until the next one. `None` if there is none.
     pub fn failed(&mut self) -> Option<Duration> {
         let pause = PAUSES_MS.get(self.failed).copied().map(Duration::from_millis);
@@ -49,5 +54,6 @@ mod tests {
             waited += attempts.failed().expect("it is early");
         }
         assert_eq!(waited, Duration::from_millis(1880), "the last pause comes after the last attempt that spares them");
+        assert_eq!(attempts.left(), Duration::from_secs(12));
     }
 }

@@ -5,38 +5,13 @@ use sampler_ebpf::abi::Counters;
 
 /// The sum of what two allocators of a process counted.
 pub fn plus(one: &Counts, other: &Counts) -> Counts {
-    Counts {
-        calls: one.calls.wrapping_add(other.calls),
-        bytes: one.bytes.wrapping_add(other.bytes),
-        sampled: one.sampled.wrapping_add(other.sampled),
-        sampled_bytes: one.sampled_bytes.wrapping_add(other.sampled_bytes),
-        reported: one.reported.wrapping_add(other.reported),
-        failed: one.failed.wrapping_add(other.failed),
-        abandoned: one.abandoned.wrapping_add(other.abandoned),
-        unsampled_failed: one.unsampled_failed.wrapping_add(other.unsampled_failed),
-        frees_matched: one.frees_matched.wrapping_add(other.frees_matched),
-        zero_reallocs: one.zero_reallocs.wrapping_add(other.zero_reallocs),
-        threads: one.threads.max(other.threads),
-        slots_full: one.slots_full.wrapping_add(other.slots_full),
-        set_full: one.set_full.wrapping_add(other.set_full),
-    }
+    Counts { threads: one.threads.max(other.threads), ..one.with(*other, u64::wrapping_add) }
 }
 
 /// The counts without those of other processes.
 pub fn minus(all: &Counts, of_others: &Counts) -> Counts {
-    Counts {
-        calls: all.calls.saturating_sub(of_others.calls),
-        bytes: all.bytes.saturating_sub(of_others.bytes),
-        sampled: all.sampled.saturating_sub(of_others.sampled),
-        sampled_bytes: all.sampled_bytes.saturating_sub(of_others.sampled_bytes),
-        reported: all.reported.saturating_sub(of_others.reported),
-        failed: all.failed.saturating_sub(of_others.failed),
-        abandoned: all.abandoned.saturating_sub(of_others.abandoned),
-        unsampled_failed: all.unsampled_failed.saturating_sub(of_others.unsampled_failed),
-        frees_matched: all.frees_matched.saturating_sub(of_others.frees_matched),
-        zero_reallocs: all.zero_reallocs.saturating_sub(of_others.zero_reallocs),
-        ..*all
-    }
+    let Counts { threads, slots_full, set_full, .. } = *all;
+    Counts { threads, slots_full, set_full, ..all.with(*of_others, u64::saturating_sub) }
 }
 
 /// Sampled calls of a process that are already in the kernel's counters.
@@ -77,20 +52,12 @@ pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Kerne
 }
 
 /// Returns what to add to the kernel's counters of a process, which include the calls in `seen`. These counters were
-/// read after the target's counts were `before`, and before they were `now`.
+/// read after the target's counts were `before`, and before they were `now`. For a process that has left its memory
+/// (`has_ended`) there is no later read, so both are the same, and no call is in progress.
 ///
 /// The hits of the sum are the calls that the target has counted, however many the kernel saw. So the accounting
 /// identity breaks if sampled calls did not arrive, and more of them than can be on the way.
-pub fn addition(before: &Counts, now: &Counts, seen: KernelSampled) -> Counters {
-    difference(before, now, seen, false)
-}
-
-/// The same for a process that has left its memory: there is no later read, and no call is in progress.
-pub fn at_end(last: &Counts, seen: KernelSampled) -> Counters {
-    difference(last, last, seen, true)
-}
-
-fn difference(before: &Counts, now: &Counts, seen: KernelSampled, has_ended: bool) -> Counters {
+pub fn difference(before: &Counts, now: &Counts, seen: KernelSampled, has_ended: bool) -> Counters {
     let mut now = *now;
     // If the target has ended since it was last read, at least these calls were made as well.
     let unread = seen.calls.saturating_sub(now.reported);
@@ -180,6 +147,14 @@ mod tests {
             inline_sampled_bytes: seen * 100,
             ..Counters::default()
         }
+    }
+
+    fn addition(before: &Counts, now: &Counts, seen: KernelSampled) -> Counters {
+        difference(before, now, seen, false)
+    }
+
+    fn at_end(last: &Counts, seen: KernelSampled) -> Counters {
+        difference(last, last, seen, true)
     }
 
     fn sum(before: &Counts, seen: u64) -> Counters {
@@ -277,27 +252,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sampled_call_that_did_not_arrive_breaks_the_identity() {
-        let sum = sum(&NOW, 15);
-        assert_eq!((sum.hits(), accounted(&sum)), (100, 98), "one thread is late for two calls");
-    }
-
-    #[test]
-    fn a_thread_that_waits_at_its_site_is_under_way() {
-        let sum = sum(&NOW, 16);
-        assert_eq!((sum.hits(), accounted(&sum), sum.lost_in_flight), (100, 100, 2));
-    }
-
-    #[test]
-    fn calls_made_while_the_kernel_was_read_are_under_way() {
-        let sum = sum(&Counts { reported: 10, ..NOW }, 15);
-        assert_eq!((sum.hits(), accounted(&sum), sum.lost_in_flight), (100, 100, 3));
-    }
-
-    #[test]
-    fn of_an_ended_target_the_calls_that_the_kernel_saw_count() {
-        let sum = sum(&NOW, 27);
-        assert_eq!((sum.hits(), accounted(&sum)), (110, 110));
+    fn sampled_calls_that_have_not_arrived_are_under_way_or_break_the_identity() {
+        let of = |before: &Counts, seen| {
+            let sum = sum(before, seen);
+            (sum.hits(), accounted(&sum), sum.lost_in_flight)
+        };
+        assert_eq!(of(&NOW, 16), (100, 100, 2), "a thread waits at its site");
+        assert_eq!(of(&Counts { reported: 10, ..NOW }, 15), (100, 100, 3), "they were made while the kernel was read");
+        let (hits, accounted, _) = of(&NOW, 15);
+        assert_eq!((hits, accounted), (100, 98), "one thread is late for two calls");
+        let (hits, accounted, _) = of(&NOW, 27);
+        assert_eq!((hits, accounted), (110, 110), "the target has ended");
     }
 
     #[test]

@@ -71,13 +71,12 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
     {
-        let limit = Limit { name: ADDRESSES, allowed, used: used << 10 };
-        limit.check(bytes, BYTES_LEFT)?;
+        Limit { name: ADDRESSES, allowed, used: used << 10 }.check(bytes, BYTES_LEFT)?;
     }
     let allowed = limits.map(|limits| limits.max_data_size.soft_limit);
+    let touched = TOUCHED_BYTES + (ENTRY_BYTES << set_log2);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
-        let limit = Limit { name: DATA, allowed, used: used << 10 };
-        limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
+        Limit { name: DATA, allowed, used: used << 10 }.check(touched, TOUCHED_BYTES)?;
     }
     if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
         let limit = Limit { name: "mappings (vm.max_map_count)", allowed, used: mappings as u64 };
@@ -89,8 +88,7 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     }
     for dir in memory_groups(&groups) {
         if let Some((allowed, used)) = used_in_group(&dir) {
-            let limit = Limit { name: GROUP, allowed, used };
-            limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
+            Limit { name: GROUP, allowed, used }.check(touched, TOUCHED_BYTES)?;
         }
     }
     Ok(())

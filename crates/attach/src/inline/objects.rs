@@ -4,7 +4,6 @@
 //! write to the word redirects the jump to the mapped code, and another write back to the function. Nothing in the
 //! interpreter's code changes.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
@@ -74,7 +73,9 @@ pub fn lead_back(target: &Target, found: &FoundBlob) -> Result<(), Error> {
     let changed = Error::Busy { why: Busy::Changed, stopped: Duration::ZERO };
     let leads = leads_of(pid, found).ok_or(changed)?;
     // The interpreter may have been unloaded, or another one may be there.
-    let is_led = |lead: &Lead| memory::open(pid).is_ok_and(|memory| word(&memory, lead.word) == Some(lead.stub));
+    let is_led = |lead: &Lead| {
+        memory::open(pid).and_then(|it| memory::word_at(&it, lead.word)).is_ok_and(|word| word == lead.stub)
+    };
     let words: Vec<Word> = leads
         .iter()
         .filter(|lead| lead.word != 0 && is_led(lead))
@@ -90,11 +91,6 @@ fn leads_of(pid: u32, found: &FoundBlob) -> Option<Vec<Lead>> {
     file.read_exact_at(&mut text, 0).ok()?;
     let found = read::CheckedBlob::check(&text, &heapbpf_inline_blob::code()?).ok()?;
     Some(found.header.leads.to_vec())
-}
-
-fn word(memory: &File, address: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes))
 }
 
 fn write(pid: u32, words: &[Word]) -> Result<(), Error> {

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes as _;
 
 use super::Refused;
 use super::known::KnownFile;
-use super::loaded::{self, Word};
+use super::memory::{Word, dynamic_sections};
 use super::objects::ObjectHook;
 
 /// Runs of pages with at most this many pages in between are replaced together.
@@ -182,7 +182,7 @@ fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
 /// earlier. If its list cannot be read, all other files. `None` stands for a file that cannot be opened.
 pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> Vec<Option<File>> {
     let mut seen = HashSet::new();
-    let listed = loaded::dynamic_sections(target.pid().unsigned_abs(), word);
+    let listed = dynamic_sections(target.pid().unsigned_abs(), word);
     let maps = target.maps();
     let of_files = match &listed {
         Some(sections) => sections.iter().filter_map(|address| maps.at(*address)).collect::<Vec<_>>(),

@@ -13,14 +13,14 @@ use heapbpf_probes::Table;
 use heapbpf_remote::{Plan, Target};
 use sampler_ebpf::geometric::DrawConstants;
 
-use super::control::ControlPage;
+use super::control::{ControlPage, LEAST_SET_LOG2};
 use super::crashes::{self, Builds};
 use super::known::{KnownFile, KnownNames};
 use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
-use super::{LEAST_SET_LOG2, Refused, forbidden, has_rdrand, limits, memory};
+use super::{Refused, forbidden, has_rdrand, limits, memory};
 
 /// How long our own process may be stopped. Nothing waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -58,9 +58,7 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
             Left::Abandoned => Refused::Abandoned,
         });
     }
-    let place = super::plan::place(&target, file)?;
-    let Planned { plan, .. } =
-        plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), false))?;
+    let plan = unsampled(&target, &known, file)?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
@@ -85,10 +83,7 @@ impl Trial {
         let known = KnownFile::read((file.0, file.1), table)?;
         let file = file.1;
         let target = Target::look(pid)?;
-        let place = super::plan::place(&target, file)?;
-        let what = (&known, [].as_slice());
-        let Planned { plan, .. } =
-            plan((&target, &place), what, &KnownNames::default(), file, (&Sampled::nothing(), false))?;
+        let plan = unsampled(&target, &known, file)?;
         // From here on there may be something to remove.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -112,11 +107,12 @@ pub(super) struct Sampled {
     pub control: Control,
 }
 
-impl Sampled {
-    fn nothing() -> Self {
-        let set_log2 = LEAST_SET_LOG2;
-        Self { criterion: 0, set_log2, control: *ControlPage::new(DrawConstants::default(), 0, None).page() }
-    }
+/// Plans hooks that sample nothing, in code of their own.
+fn unsampled(target: &Target, known: &KnownFile, file: &File) -> Result<Plan, Refused> {
+    let place = super::plan::place(target, file)?;
+    let control = ControlPage::new(DrawConstants::default(), 0, None).page;
+    let nothing = Sampled { criterion: 0, set_log2: LEAST_SET_LOG2, control };
+    Ok(plan((target, &place), (known, &[]), &KnownNames::default(), file, (&nothing, false))?.plan)
 }
 
 /// What to do to a process.
@@ -146,10 +142,7 @@ pub(super) fn plan(
 ) -> Result<Planned, Refused> {
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
-    let word = |address: u64| {
-        let mut bytes = [0; 8];
-        memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
-    };
+    let word = |address: u64| memory::word_at(&memory, address).ok();
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
     let settings = |set_log2| Settings {
         criterion: sampled.criterion,

@@ -14,7 +14,7 @@ pub struct Standing {
     /// Processes that announce their samples and have no allocator to hook.
     announcing: HashSet<u32>,
     /// Whether only announcements count.
-    all_announce: bool,
+    pub all_announce: bool,
     /// Whether no link serves all processes. Then a process that is counted without being known has inherited its
     /// parent's hooks.
     inherits: bool,
@@ -29,11 +29,6 @@ impl Standing {
     /// all processes.
     pub fn new(all_announce: bool, inherits: bool) -> Self {
         Self { all_announce, inherits, ..Self::default() }
-    }
-
-    /// Whether only announcements count.
-    pub const fn all_announce(&self) -> bool {
-        self.all_announce
     }
 
     /// Notes whether a process announces its samples and has no allocator to hook.

@@ -3,8 +3,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use heapbpf_bench::quantiles::median;
 use heapbpf_testing::own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
-use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
+use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{Completeness, RawStack, SpaceView};
 
 #[inline(never)]
@@ -19,7 +20,7 @@ fn descend(depth: u32) -> u32 {
 /// Median of `rounds` timings of `work`, nanoseconds.
 fn median_ns(rounds: u32, mut work: impl FnMut(u64)) -> f64 {
     const BATCH: u64 = 64;
-    let mut times: Vec<f64> = (0..rounds)
+    let times: Vec<f64> = (0..rounds)
         .map(|round| {
             let start = Instant::now();
             for at in 0..BATCH {
@@ -28,8 +29,7 @@ fn median_ns(rounds: u32, mut work: impl FnMut(u64)) -> f64 {
             start.elapsed().as_nanos() as f64 / BATCH as f64
         })
         .collect();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    median(&times)
 }
 
 fn measure(
@@ -39,12 +39,7 @@ fn measure(
     stack: &RawStack,
     capture: &OwnCapture,
 ) {
-    let input = Capture {
-        registers: &capture.registers,
-        stack: capture.stack.as_slice().into(),
-        in_flight: &[],
-        flaws: Flaws::default(),
-    };
+    let input = capture.input();
     let cold = median_ns(5, |_| {
         black_box(Unwinder::default().unwind(files, &process.space(), input));
     });
@@ -74,13 +69,7 @@ fn main() -> anyhow::Result<()> {
     let mut frames_of = |depth: u32, unwinder: &mut Unwinder| {
         descend(depth);
         let capture = take_capture().unwrap_or_default();
-        let input = Capture {
-            registers: &capture.registers,
-            stack: capture.stack.as_slice().into(),
-            in_flight: &[],
-            flaws: Flaws::default(),
-        };
-        let stack = unwinder.unwind(&mut files, &process.space(), input);
+        let stack = unwinder.unwind(&mut files, &process.space(), capture.input());
         (stack, capture)
     };
     let mut unwinder = Unwinder::default();

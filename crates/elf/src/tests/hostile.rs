@@ -4,7 +4,8 @@
 use super::Watched;
 use super::build::{Load, PROGRAM_HEADER_BYTES, Part, file, header_at, note, put, with_notes};
 use crate::{
-    Elf, ElfError, ElfFile, MAX_NAME_BYTES, MAX_NAMES, MAX_SECTIONS, MAX_SEGMENTS, Pieces, Symbols, build_id, debugdata,
+    Elf, ElfError, ElfFile, MAX_NAME_BYTES, MAX_NAMES, MAX_SECTIONS, MAX_SEGMENTS, Pieces, Symbols, build_id,
+    unpack_debugdata,
 };
 
 /// Reads everything that the crate can read.
@@ -12,7 +13,7 @@ fn all_of(image: &[u8]) -> bool {
     let _ = build_id::of(&image);
     let Ok(elf) = Elf::read(&image) else { return false };
     for section in &elf.sections {
-        let _ = (section.plain_bytes(&image), section.read(&image, 1 << 20).map(|bytes| debugdata::unpack(&bytes)));
+        let _ = (section.plain_bytes(&image), section.read(&image, 1 << 20).map(|bytes| unpack_debugdata(&bytes)));
     }
     let pieces = Pieces::of(&image);
     let file = ElfFile::parse(&pieces).expect("it was parsed once");

@@ -1,5 +1,5 @@
 //! The live heap against a model: random events go to [`Heap`] and to plain lists, which are summed anew for each
-//! comparison. The timing of cuts has its own tests (`record::intake::queue`).
+//! comparison. The timing of cuts has its own tests (`record::intake::join`).
 
 mod model;
 mod operations;

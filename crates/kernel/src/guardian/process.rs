@@ -14,7 +14,7 @@ use heapbpf_host::privileges::restrict_guardian;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::messages::{LinkRequest, MOST_LET_GO, MOST_WORDS, Request};
-use crate::sys::{self, UprobeTarget};
+use crate::sys::{self, LinkFds, UprobeTarget};
 
 /// Argument that makes heapbpf run as the guardian. The daemon's PID follows, then [`AS_ADMIN`] or nothing.
 pub const WORD: &str = "hold-probes";
@@ -130,7 +130,7 @@ struct Closers {
 
 struct Closing {
     /// Those that no thread has begun to close. The last is closed first.
-    links: Vec<(OwnedFd, Option<OwnedFd>)>,
+    links: Vec<LinkFds>,
     /// Number of links that are not closed yet.
     open: usize,
 }
@@ -180,7 +180,7 @@ impl Closers {
     }
 
     /// Closes links. When this returns, all are closed.
-    fn close(&self, links: impl Iterator<Item = (OwnedFd, Option<OwnedFd>)>) {
+    fn close(&self, links: impl Iterator<Item = LinkFds>) {
         let mut closing = self.lock();
         closing.links.extend(links);
         closing.open = closing.links.len();

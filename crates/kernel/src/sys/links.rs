@@ -89,15 +89,14 @@ impl How {
     }
 }
 
-/// Links a program to instructions of a file. Returns the link, and the perf event that it belongs to.
+/// A link, and the perf event that it belongs to.
+pub type LinkFds = (OwnedFd, Option<OwnedFd>);
+
+/// Links a program to instructions of a file.
 ///
 /// # Errors
 /// `InvalidInput` if the numbers of cookies, semaphores and offsets do not fit, otherwise the kernel's error.
-pub fn link_uprobe(
-    program: BorrowedFd<'_>,
-    how: How,
-    target: &UprobeTarget<'_>,
-) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+pub fn link_uprobe(program: BorrowedFd<'_>, how: How, target: &UprobeTarget<'_>) -> io::Result<LinkFds> {
     target.check()?;
     let mut attr = zeroed();
     // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use aya_obj::generated::{bpf_cmd, bpf_prog_type};
+use aya_obj::generated::{bpf_cmd, bpf_prog_info, bpf_prog_type};
 
-use super::{call, call_fd, copy_name, log_text, zeroed};
+use super::{call_fd, copy_name, log_text, object_info, zeroed};
 
 /// Loads type information into the kernel. The error contains the kernel's log.
 pub fn load_btf(btf: &[u8]) -> Result<OwnedFd, (io::Error, String)> {
@@ -115,20 +115,9 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
 /// How many runs of a program the kernel skipped. It skips a program on a CPU on which another run of the same program
 /// has been interrupted.
 pub fn runs_skipped(program: BorrowedFd<'_>) -> io::Result<u64> {
-    program_info(program).map(|info| info.recursion_misses)
-}
-
-fn program_info(program: BorrowedFd<'_>) -> io::Result<aya_obj::generated::bpf_prog_info> {
-    // SAFETY: the structure consists of integers, for which all zeros is a valid value.
-    let mut info: aya_obj::generated::bpf_prog_info = unsafe { std::mem::zeroed() };
-    let mut attr = zeroed();
-    attr.info.bpf_fd = program.as_raw_fd() as u32;
-    attr.info.info = &raw mut info as u64;
-    attr.info.info_len = size_of_val(&info) as u32;
-    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which has that many. The pointers inside `info`
-    // are null, so the kernel writes nowhere else.
-    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
-    Ok(info)
+    // SAFETY: the structure consists of integers. Its pointers are null, so the kernel writes nowhere else.
+    let info: bpf_prog_info = unsafe { object_info(program) }?;
+    Ok(info.recursion_misses)
 }
 
 #[cfg(test)]

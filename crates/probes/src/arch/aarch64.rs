@@ -3,7 +3,7 @@
 //! Probes are at a function's entry, or right after its landing pad if the instruction there is simulated: `x30` still
 //! holds the return address. Tested on hand-assembled words, and by recordings on emulated machines.
 
-use crate::flow::{Flow, FlowKind, Target};
+use crate::flow::{Flow, Target};
 use crate::placement::{KernelRules, Needs, Placement};
 use heapbpf_audit::ProbeKind;
 
@@ -109,16 +109,16 @@ pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
     for (index, (word, offset)) in words.iter().zip((0_u64..).step_by(4)).enumerate() {
         let from = address.wrapping_add(offset);
         let word = u32::from_le_bytes(*word);
-        let (kind, target) = match classify(word) {
-            Word::Branch(distance) => (FlowKind::Jump, Target::Address(from.wrapping_add_signed(distance))),
-            Word::Call(distance) => (FlowKind::Call, Target::Address(from.wrapping_add_signed(distance))),
+        let (is_call, target) = match classify(word) {
+            Word::Branch(distance) => (false, Target::Address(from.wrapping_add_signed(distance))),
+            Word::Call(distance) => (true, Target::Address(from.wrapping_add_signed(distance))),
             Word::Address(16) => match words.get(index + 1).and_then(|next| linkage_slot(from, word, *next)) {
-                Some(slot) => (FlowKind::Jump, Target::Slot(slot)),
+                Some(slot) => (false, Target::Slot(slot)),
                 None => continue,
             },
             _ => continue,
         };
-        found(Flow { from, kind, target });
+        found(Flow { from, is_call, target });
     }
 }
 

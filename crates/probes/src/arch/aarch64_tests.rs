@@ -1,9 +1,9 @@
 //! Rules and decoding on hand-assembled AArch64 words.
 
-use super::*;
-use crate::machine::Machine;
-use crate::placement::Arguments;
 use heapbpf_audit::ProbeKind;
+
+use super::*;
+use crate::placement::{Arguments, Machine};
 
 const ALLOCATES: Needs = Needs { arguments: Arguments { size: 0, ..Arguments::NONE }, return_address: true };
 const NOP: u32 = 0xd503_201f;
@@ -75,7 +75,7 @@ fn stubs_of_the_linkage_table_lead_to_their_slot() {
     // adrp x16, +2 pages; ldr x17, [x16, #0x18]; add x16, x16, #0x18; br x17
     let mut found = Vec::new();
     flows(0x4010, &code(&[0xd000_0010, 0xf940_0e11, 0x9100_6210, 0xd61f_0220]), |flow| found.push(flow));
-    assert_eq!(found, [Flow { from: 0x4010, kind: FlowKind::Jump, target: Target::Slot(0x6018) }]);
+    assert_eq!(found, [Flow { from: 0x4010, is_call: false, target: Target::Slot(0x6018) }]);
     assert_eq!(forwards_to(0x100, &code(&[BTI_C, 0x1400_0002])), Some(Target::Address(0x10c)));
     assert_eq!(forwards_to(0x100, &code(&[0xb400_0040])), None);
 }

@@ -9,8 +9,7 @@ mod x86_64_returns;
 use heapbpf_audit::ProbeKind;
 
 use crate::flow::{Exits, Flow, Returned, Target};
-use crate::machine::Machine;
-use crate::placement::{KernelRules, Needs, Placement};
+use crate::placement::{KernelRules, Machine, Needs, Placement};
 
 /// Returns the code addresses that the function at `address` can return, over all of its paths. `code_at` gives the
 /// code from an address up to the end of the function there.

@@ -7,7 +7,7 @@ use iced_x86::{
 };
 use sampler_ebpf::abi::{ACCUMULATOR, ARGUMENTS, NO_ARGUMENT};
 
-use crate::flow::{Flow, FlowKind, Target};
+use crate::flow::{Flow, Target};
 use crate::placement::{Arguments, KernelRules, Needs, Placement};
 
 /// Registers of integer arguments, in order (System V ABI, §3.2.3).
@@ -214,7 +214,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
         && instruction.ip() % PAGE_BYTES + bytes.len() as u64 <= PAGE_BYTES
     {
         // It becomes a call of a page that children which are forked later do not have. The call would kill them
-        // (measured on Linux 6.18, tests/tests/alone/harmless.rs).
+        // (measured on Linux 6.18, tests/tests/company/harmless.rs).
         return None;
     }
     let prefixes = bytes.iter().take_while(|b| is_legacy_prefix(**b)).count();
@@ -350,22 +350,19 @@ pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);
-        let (kind, target) = match instruction.flow_control() {
+        let control = instruction.flow_control();
+        let target = match control {
             FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
-                (FlowKind::Jump, Target::Address(instruction.near_branch_target()))
+                Target::Address(instruction.near_branch_target())
             }
-            FlowControl::Call if instruction.is_call_near() => {
-                (FlowKind::Call, Target::Address(instruction.near_branch_target()))
-            }
-            FlowControl::IndirectBranch if instruction.is_ip_rel_memory_operand() => {
-                (FlowKind::Jump, Target::Slot(instruction.ip_rel_memory_address()))
-            }
-            FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => {
-                (FlowKind::Call, Target::Slot(instruction.ip_rel_memory_address()))
+            FlowControl::Call if instruction.is_call_near() => Target::Address(instruction.near_branch_target()),
+            FlowControl::IndirectBranch | FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => {
+                Target::Slot(instruction.ip_rel_memory_address())
             }
             _ => continue,
         };
-        found(Flow { from: instruction.ip(), kind, target });
+        let is_call = matches!(control, FlowControl::Call | FlowControl::IndirectCall);
+        found(Flow { from: instruction.ip(), is_call, target });
     }
 }
 

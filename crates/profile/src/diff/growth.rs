@@ -24,13 +24,7 @@ pub struct Grown {
 
 /// Growth of each process; `None` where it is not known.
 pub fn growth_of_processes(profile: &Profile, confidence: f64) -> Vec<Option<Grown>> {
-    let mut rows: Vec<Vec<&Row>> = vec![Vec::new(); profile.processes.len()];
-    for row in &profile.rows {
-        if let Some(of_process) = rows.get_mut(row.key.process) {
-            of_process.push(row);
-        }
-    }
-    rows.iter().map(|rows| growth(profile, rows, confidence)).collect()
+    profile.rows_of_processes().iter().map(|rows| growth(profile, rows, confidence)).collect()
 }
 
 /// Growth of some rows; `None` if it is not known.
@@ -39,7 +33,7 @@ pub fn growth_of_processes(profile: &Profile, confidence: f64) -> Vec<Option<Gro
 /// compared as the two sides of a difference. Even exact figures do not make growth certain, because requests start and
 /// end at random. So the numbers of samples are compared too, as if each sample were equally likely to be on either
 /// side, and the larger p-value counts.
-pub(crate) fn growth(profile: &Profile, rows: &[&Row], confidence: f64) -> Option<Grown> {
+pub fn growth(profile: &Profile, rows: &[&Row], confidence: f64) -> Option<Grown> {
     let seconds = profile.header.growth_over?.as_secs_f64();
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| !row.is_of_go_runtime()).collect();
     let is_known = |row: &&Row| profile.knows_growth(row.key.process);

@@ -3,7 +3,7 @@
 use super::{Change, DiffOptions, Direction};
 use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::loss_bounds::{Kind, LossBounds};
-use crate::model::{Criterion, Profile};
+use crate::model::{Criterion, LossBound, Profile};
 use crate::value::Value;
 use heapbpf_statistics::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
 use heapbpf_statistics::growth::{Observed, p_from_intervals, p_no_growth};
@@ -41,7 +41,7 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
         _ => None,
     };
     let figure = |side: &Side, pool: &Pool| match unknown(side) {
-        None => pool.raw_estimate(side.profile, value, options.confidence),
+        None => pool.raw_estimate(side.profile, value, options.confidence, &LossBound::default()),
         reason => Estimate { estimate: pool.total(value), reason, ..Estimate::default() },
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));

@@ -4,12 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use indexmap::{IndexMap, IndexSet};
+use serde::Serialize;
 
-use super::frames::DiffFrame;
 use crate::estimates::{Pool, intervals_used};
+use crate::formats::FrameJson;
 use crate::group::{GroupBy, Groups};
 use crate::loss_bounds::LostOf;
-use crate::model::{Profile, Row, Stack};
+use crate::model::{Frame, Profile, Row, Stack};
 use crate::naming::frame_name;
 use crate::report::FrameView;
 use crate::report::chain::KnownOrigins;
@@ -51,6 +52,28 @@ impl Matched {
             stack.frames.iter().map(|frame| DiffFrame::new(profile, frame, view)).collect();
         view.shown_of(profile, stack, known).frames.iter().for_each(|at| frames[*at].is_shown = true);
         frames
+    }
+}
+
+/// A frame in a comparison, with the same keys as in `.json`. It does not refer to its profile.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiffFrame {
+    /// The frame, as far as a comparison has it.
+    #[serde(flatten)]
+    pub frame: FrameJson,
+    /// Name to show: the function's name, or the location if the function is unknown.
+    #[serde(skip)]
+    pub name: String,
+    /// Whether tables show the frame.
+    #[serde(skip)]
+    pub is_shown: bool,
+}
+
+impl DiffFrame {
+    fn new(profile: &Profile, frame: &Frame, view: FrameView) -> Self {
+        let whole = FrameJson::new(profile, frame);
+        let frame_json = FrameJson { file_offset: None, system_name: None, function_start: None, ..whole };
+        Self { frame: frame_json, name: view.name(profile, frame), is_shown: false }
     }
 }
 

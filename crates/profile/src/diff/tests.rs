@@ -22,7 +22,7 @@ fn nothing_changes_between_a_profile_and_itself() {
 }
 
 #[test]
-fn blocks_that_one_side_does_not_know_are_told() {
+fn blocks_that_one_side_does_not_know_are_reported() {
     let note = |before: &Profile, after: &Profile| {
         let notes = diff(before, after, &DiffOptions::default()).notes;
         notes.iter().any(|note| note.contains("older blocks are missing there"))
@@ -78,8 +78,6 @@ fn the_direction_follows_from_the_figures_without_numbers_of_samples() {
     }
 }
 
-/// Parquet does not store allocator functions, but stacks match nevertheless.
-#[cfg(feature = "parquet")]
 #[test]
 fn a_line_of_csv_is_a_function_or_a_stack_with_its_change() {
     let (before, after) = (testing::small(), testing::small());
@@ -98,14 +96,11 @@ fn a_line_of_csv_is_a_function_or_a_stack_with_its_change() {
     }
 }
 
+/// Parquet does not store allocator functions, but stacks match nevertheless.
 #[test]
 fn formats_that_keep_less_are_compared_by_what_they_keep() {
-    use crate::formats::{WriteOptions, by_name};
     let profile = testing::small();
-    let mut file = Vec::new();
-    let parquet = by_name("parquet").expect("a format");
-    parquet.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
-    let back = crate::read::parse(&file).expect("its own output");
+    let back = crate::read::parse(&testing::written(&profile, "parquet")).expect("its own output");
     assert_eq!(back.processes.iter().map(|process| process.ended).collect::<Vec<_>>(), [false, true]);
     for (before, after) in [(&profile, &back), (&back, &profile)] {
         let found = diff(before, after, &options(Value::AllocSpace));

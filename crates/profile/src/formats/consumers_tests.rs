@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{WriteOptions, by_name};
 use crate::model::Profile;
 use crate::testing;
 use crate::value::Value;
@@ -18,10 +17,7 @@ fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, P
 }
 
 fn write_file(profile: &Profile, path: &Path, format: &str) {
-    let format = by_name(format).expect("known");
-    let mut bytes = Vec::new();
-    format.write(profile, &WriteOptions::default(), &mut bytes).expect("memory");
-    std::fs::write(path, bytes).expect("written");
+    std::fs::write(path, testing::written(profile, format)).expect("written");
 }
 
 /// Whether the program is installed; otherwise reports the test as skipped.
@@ -224,50 +220,6 @@ print(duckdb.sql(f"SELECT typeof(time), typeof(frames), typeof(pid) FROM '{sys.a
     }
     assert_eq!(row[4..], ["[libjson.so+0x4000]", "120"]);
     assert!(text.contains("('TIMESTAMP WITH TIME ZONE', 'VARCHAR[]', 'BIGINT')"), "{text}");
-}
-
-/// Runs the query of `docs/formats.md` verbatim.
-#[test]
-fn spark_and_duckdb_give_one_answer() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
-    let docs = std::fs::read_to_string(docs).expect("our own documents");
-    let query = docs.split("```sql").nth(1).and_then(|rest| rest.split("```").next()).expect("a query");
-    let (dir, file) = written(&testing::small(), "host0.parquet", "parquet");
-    for host in 1..6 {
-        let mut profile = testing::small();
-        profile.header.host = format!("host{host}");
-        profile.rows.rotate_left(host);
-        profile.rows.truncate(4);
-        write_file(&profile, &dir.path().join(format!("host{host}.parquet")), "parquet");
-    }
-    std::fs::write(dir.path().join("query.sql"), query).expect("written");
-    let script = r#"
-import sys, os, math, duckdb
-from pyspark.sql import SparkSession
-directory = os.path.dirname(sys.argv[1])
-query = open(directory + "/query.sql").read().rstrip().rstrip(";")
-one = duckdb.sql(query.replace("profiles/", directory + "/")).fetchall()
-options = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": directory,
-           "spark.sql.warehouse.dir": directory + "/warehouse", "spark.sql.shuffle.partitions": "2"}
-builder = SparkSession.builder.master("local[2]")
-for key, value in options.items():
-    builder = builder.config(key, value)
-spark = builder.getOrCreate()
-query = query.replace("'profiles/*.parquet'", f"parquet.`{directory}/*.parquet`").replace("frames[1]", "frames[0]")
-other = [tuple(row) for row in spark.sql(query).collect()]
-spark.stop()
-def key(row): return str(row[0])
-for a, b in zip(sorted(one, key=key), sorted(other, key=key), strict=True):
-    assert a[0] == b[0] and a[3] == b[3], (a, b)
-    assert all(math.isclose(x, y, rel_tol=1e-12, abs_tol=1e-9) for x, y in zip(a[1:3], b[1:3])), (a, b)
-    print(a)
-"#;
-    // Both are needed: the test compares their answers.
-    let Some(text) = python("pyspark, duckdb", script, &file) else { return };
-    print!("{text}");
-    let named = |row: &crate::model::Row| row.key.stack.frames.first().map(|frame| frame.function.clone());
-    let functions: std::collections::HashSet<_> = testing::small().rows.iter().map(named).collect();
-    assert_eq!(text.lines().count(), functions.len(), "{text}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::model::{Frame, Lifetimes, Profile};
 use crate::naming::{base_name, frame_name};
 use crate::report::subject;
 use crate::round::largest_remainder;
+use crate::value::Value;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
@@ -70,61 +71,48 @@ struct File {
     ftbl: Vec<String>,
 }
 
-/// A program point: a stack with its figures. Fields are absent if frees were not followed.
+/// A program point: a stack with its figures.
 #[derive(Serialize)]
 struct ProgramPoint {
     /// Bytes and blocks allocated.
     tb: i64,
     tbk: i64,
-    /// Sum of lifetimes, in time units.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tl: Option<i64>,
-    /// Largest known bytes and blocks in use: at the peak of the total, or at the end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mb: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mbk: Option<i64>,
-    /// At the peak of the total.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gb: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gbk: Option<i64>,
-    /// At the end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    eb: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ebk: Option<i64>,
+    /// Absent if frees were not followed.
+    #[serde(flatten)]
+    lives: Option<Lives>,
     /// Frames, innermost first.
     fs: Vec<usize>,
 }
 
-/// Estimated bytes and objects.
-#[derive(Clone, Copy, Default)]
-struct Figures {
-    bytes: f64,
-    objects: f64,
-}
-
-impl Figures {
-    fn add(&mut self, sums: &SampleSums) {
-        self.bytes += sums.bytes + sums.bytes_correction;
-        self.objects += sums.objects + sums.objects_correction;
-    }
+/// Figures that need frees.
+#[derive(Serialize)]
+struct Lives {
+    /// Sum of lifetimes, in time units.
+    tl: i64,
+    /// Largest known bytes and blocks in use: at the peak of the total, or at the end.
+    mb: i64,
+    mbk: i64,
+    /// At the peak of the total.
+    gb: i64,
+    gbk: i64,
+    /// At the end.
+    eb: i64,
+    ebk: i64,
 }
 
 #[derive(Default)]
 struct Point<'a> {
     frames: Vec<usize>,
-    alloc: Figures,
-    end: Figures,
-    peak: Figures,
+    alloc: SampleSums,
+    end: SampleSums,
+    peak: SampleSums,
     lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
 
 /// `function (file:line)`, as DHAT writes frames.
 fn text(profile: &Profile, frame: &Frame) -> String {
     let name = frame_name(profile, frame);
-    let module = frame.module.and_then(|module| profile.modules.get(module));
+    let module = profile.module_of(frame);
     let text = match (&frame.file, frame.line, module) {
         (Some(file), Some(line), _) => format!("{name} ({}:{line})", base_name(file)),
         (Some(file), None, _) => format!("{name} ({})", base_name(file)),
@@ -165,25 +153,26 @@ fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut IndexSet
 /// Points as whole numbers whose sums are the rounded totals.
 fn rounded(points: &[Point], has_peak: bool, live: bool) -> Vec<ProgramPoint> {
     let column = |of: &dyn Fn(&Point) -> f64| largest_remainder(&points.iter().map(of).collect::<Vec<_>>());
-    let [tb, tbk] = [column(&|point| point.alloc.bytes), column(&|point| point.alloc.objects)];
-    let [eb, ebk] = [column(&|point| point.end.bytes), column(&|point| point.end.objects)];
-    let [gb, gbk] = if has_peak {
-        [column(&|point| point.peak.bytes), column(&|point| point.peak.objects)]
-    } else {
-        [eb.clone(), ebk.clone()]
+    let objects = |sums: &SampleSums| Value::AllocObjects.estimate_of(sums);
+    let both = |sums: fn(&Point) -> SampleSums| {
+        [column(&|point| Value::AllocSpace.estimate_of(&sums(point))), column(&|point| objects(&sums(point)))]
     };
-    let tl = column(&|point| point.alloc.objects * mean_microseconds(&point.lifetimes));
-    let known = |value: i64| live.then_some(value);
+    let ([tb, tbk], [eb, ebk]) = (both(|point| point.alloc), both(|point| point.end));
+    let [gb, gbk] = if has_peak { both(|point| point.peak) } else { [eb.clone(), ebk.clone()] };
+    let tl = column(&|point| objects(&point.alloc) * mean_microseconds(&point.lifetimes));
+    let lives = |index: usize| Lives {
+        tl: tl[index],
+        mb: gb[index].max(eb[index]),
+        mbk: gbk[index].max(ebk[index]),
+        gb: gb[index],
+        gbk: gbk[index],
+        eb: eb[index],
+        ebk: ebk[index],
+    };
     let point = |(index, point): (usize, &Point)| ProgramPoint {
         tb: tb[index],
         tbk: tbk[index],
-        tl: known(tl[index]),
-        mb: known(gb[index].max(eb[index])),
-        mbk: known(gbk[index].max(ebk[index])),
-        gb: known(gb[index]),
-        gbk: known(gbk[index]),
-        eb: known(eb[index]),
-        ebk: known(ebk[index]),
+        lives: live.then(|| lives(index)),
         fs: point.frames.clone(),
     };
     points.iter().enumerate().map(point).collect()
@@ -205,13 +194,6 @@ fn mean_microseconds(lifetimes: &[(&Lifetimes, f64)]) -> f64 {
 mod tests {
     use super::*;
     use crate::testing;
-    use crate::value::Value;
-
-    fn written(profile: &Profile) -> serde_json::Value {
-        let mut out = Vec::new();
-        write(profile, &WriteOptions::default(), &mut out).expect("memory");
-        serde_json::from_slice(&out).expect("JSON")
-    }
 
     fn sum(file: &serde_json::Value, field: &str) -> i64 {
         file["pps"].as_array().expect("a list").iter().filter_map(|point| point[field].as_i64()).sum()
@@ -220,7 +202,7 @@ mod tests {
     #[test]
     fn points_add_up_and_are_distinct() {
         for profile in [testing::small(), testing::large(300, 30), testing::ended_apart()] {
-            let file = written(&profile);
+            let file = testing::json(&profile, "dhat");
             let total = |values: &[Value]| {
                 let of = |value: &Value| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
                 values.iter().map(of).sum::<f64>().round() as i64
@@ -243,7 +225,7 @@ mod tests {
 
     #[test]
     fn frames_are_written_as_dhat_does() {
-        let file = written(&testing::small());
+        let file = testing::json(&testing::small(), "dhat");
         let frames: Vec<&str> = file["ftbl"].as_array().expect("a list").iter().filter_map(|it| it.as_str()).collect();
         for expected in ["[root]", "main (main.c:10)", "server (4242)", "[incomplete]"] {
             assert!(frames.contains(&expected), "{frames:?}");
@@ -254,7 +236,7 @@ mod tests {
     fn without_frees_there_are_totals_only() {
         let mut profile = testing::small();
         profile.header.live = false;
-        let file = written(&profile);
+        let file = testing::json(&profile, "dhat");
         assert_eq!(file["bklt"], false);
         assert!(file["pps"].as_array().expect("a list").iter().all(|point| point.get("eb").is_none()));
     }

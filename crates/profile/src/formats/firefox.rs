@@ -145,19 +145,14 @@ fn by_age(row: &Row, bytes: i64) -> Vec<(u64, i64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use serde_json::Value as Json;
 
     use super::*;
     use crate::testing;
 
     fn written(profile: &Profile) -> Json {
-        let mut out = Vec::new();
-        write_gz(profile, &WriteOptions::default(), &mut out).expect("memory");
-        let mut text = String::new();
-        flate2::read::GzDecoder::new(&out[..]).read_to_string(&mut text).expect("gzip");
-        serde_json::from_str(&text).expect("JSON")
+        let file = testing::written(profile, "firefox");
+        serde_json::from_reader(flate2::read::GzDecoder::new(&file[..])).expect("JSON")
     }
 
     fn list<'a>(value: &'a Json, name: &str) -> &'a Vec<Json> {

@@ -25,17 +25,17 @@ pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write
         let reason = format!("it has {} processes, and heap_v2 can hold only one", profile.processes.len());
         return Err(FormatError::Unsupported { format: "heap_v2", reason });
     }
-    let stacks = Stacks::new(profile);
+    let (stacks, columns) = stacks(profile);
     writeln!(out, "heap_v2/{HEADER_INTERVAL}")?;
-    let totals = stacks.columns.each_ref().map(|column| column.iter().sum::<i64>());
+    let totals = columns.each_ref().map(|column| column.iter().sum::<i64>());
     write_figures(out, totals)?;
-    for (index, addresses) in stacks.addresses.iter().enumerate() {
+    for (index, addresses) in stacks.iter().enumerate() {
         write!(out, "@")?;
         for address in addresses {
             write!(out, " {address:#x}")?;
         }
         writeln!(out)?;
-        write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
+        write_figures(out, columns.each_ref().map(|column| column[index]))?;
     }
     writeln!(out, "\nMAPPED_LIBRARIES:")?;
     // As in pprof, the program comes first, because readers name a profile after the first file.
@@ -53,35 +53,27 @@ fn write_figures(out: &mut dyn io::Write, [alloc_objects, alloc, inuse_objects, 
     writeln!(out, "  t*: {inuse_objects}: {inuse} [{alloc_objects}: {alloc}]")
 }
 
-/// Distinct address lists, with pre-distorted figures in the order of [`Value::COLUMNS`].
-struct Stacks {
-    addresses: Vec<Vec<u64>>,
-    columns: [Vec<i64>; 4],
-}
-
-impl Stacks {
-    fn new(profile: &Profile) -> Self {
-        let interned = Interned::for_viewers(profile);
-        let lists: Vec<Vec<u64>> =
-            (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
-        let mut found: IndexMap<&[u64], [f64; 4]> = IndexMap::new();
-        for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-            let sums = found.entry(&lists[stack as usize]).or_default();
-            for (sum, value) in sums.iter_mut().zip(Value::COLUMNS) {
-                *sum += value.of(row);
-            }
+/// Distinct address lists, and their pre-distorted figures in the order of [`Value::COLUMNS`].
+fn stacks(profile: &Profile) -> (Vec<Vec<u64>>, [Vec<i64>; 4]) {
+    let interned = Interned::for_viewers(profile);
+    let lists: Vec<Vec<u64>> =
+        (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
+    let mut found: IndexMap<&[u64], [f64; 4]> = IndexMap::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let sums = found.entry(&lists[stack as usize]).or_default();
+        for (sum, value) in sums.iter_mut().zip(Value::COLUMNS) {
+            *sum += value.of(row);
         }
-        let mut columns: [Vec<f64>; 4] = Default::default();
-        for &[alloc_objects, alloc, inuse_objects, inuse] in found.values() {
-            let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
-            let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
-            for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
-                column.push(value);
-            }
-        }
-        let addresses = found.keys().map(|list| list.to_vec()).collect();
-        Self { addresses, columns: columns.map(|column| largest_remainder(&column)) }
     }
+    let mut columns: [Vec<f64>; 4] = Default::default();
+    for &[alloc_objects, alloc, inuse_objects, inuse] in found.values() {
+        let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
+        let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
+        for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
+            column.push(value);
+        }
+    }
+    (found.keys().map(|list| list.to_vec()).collect(), columns.map(|column| largest_remainder(&column)))
 }
 
 /// The addresses of a stack as jemalloc would have written them. `jeprof` subtracts one from all but the first.
@@ -103,16 +95,10 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    fn text(profile: &Profile) -> String {
-        let mut out = Vec::new();
-        write(profile, &WriteOptions::default(), &mut out).expect("one process");
-        String::from_utf8(out).expect("text")
-    }
-
     #[test]
     fn a_reader_that_unbiases_gets_our_totals() {
         let profile = testing::small().only_process(0);
-        let back = crate::read::parse(text(&profile).as_bytes()).expect("heap_v2");
+        let back = crate::read::parse(&testing::written(&profile, "heap_v2")).expect("heap_v2");
         for value in Value::COLUMNS {
             let total = |profile: &Profile| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
             assert!((total(&back) - total(&profile)).abs() <= 1.0, "{}", value.name());

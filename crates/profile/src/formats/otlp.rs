@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 
+use indexmap::IndexSet;
 use prost::Message as _;
 
 use super::pprof::{Encoded, encode_with_processes};
@@ -123,8 +124,8 @@ fn resource(profile: &Profile, process: &Process) -> Resource {
 struct Tables {
     strings: Vec<String>,
     string_ids: HashMap<String, i32>,
-    stacks: Vec<otlp::Stack>,
-    stack_ids: HashMap<Vec<u64>, i32>,
+    /// Locations of each stack.
+    stacks: IndexSet<Vec<u64>>,
     attributes: Vec<otlp::KeyValueAndUnit>,
     attribute_ids: HashMap<(i32, i32), i32>,
 }
@@ -136,8 +137,7 @@ impl Tables {
         Self {
             strings,
             string_ids,
-            stacks: vec![otlp::Stack::default()],
-            stack_ids: HashMap::from([(Vec::new(), 0)]),
+            stacks: IndexSet::from([Vec::new()]),
             attributes: vec![otlp::KeyValueAndUnit::default()],
             attribute_ids: HashMap::new(),
         }
@@ -172,13 +172,7 @@ impl Tables {
 
     /// Stack index and attribute indices of a sample.
     fn sample(&mut self, message: &proto::Profile, sample: &proto::Sample) -> (i32, Vec<i32>) {
-        let next = self.stacks.len() as i32;
-        let stack = *self.stack_ids.entry(sample.location_id.clone()).or_insert(next);
-        if stack == next {
-            // Locations are numbered from 1 in order; entry 0 is the empty one.
-            let location_indices = sample.location_id.iter().map(|&id| id as i32).collect();
-            self.stacks.push(otlp::Stack { location_indices });
-        }
+        let stack = self.stacks.insert_full(sample.location_id.clone()).0 as i32;
         let mut attributes = Vec::new();
         for label in &sample.label {
             let text = |id: i64| message.string_table[id as usize].as_str();
@@ -232,6 +226,9 @@ impl Tables {
             system_name_strindex: index(function.system_name),
             filename_strindex: index(function.filename),
         };
+        // Locations are numbered from 1 in order; entry 0 is the empty one.
+        let stack =
+            |locations: Vec<u64>| otlp::Stack { location_indices: locations.into_iter().map(|id| id as i32).collect() };
         let locations = std::iter::once(otlp::Location::default()).chain(message.location.iter().map(location));
         let functions = std::iter::once(otlp::Function::default()).chain(message.function.iter().map(function));
         otlp::ProfilesDictionary {
@@ -241,7 +238,7 @@ impl Tables {
             link_table: vec![otlp::Link {}],
             string_table: self.strings,
             attribute_table: self.attributes,
-            stack_table: self.stacks,
+            stack_table: self.stacks.into_iter().map(stack).collect(),
         }
     }
 }
@@ -254,9 +251,7 @@ mod tests {
     #[test]
     fn every_process_has_every_value_and_they_add_up() {
         let profile = testing::small();
-        let mut out = Vec::new();
-        write(&profile, &WriteOptions::default(), &mut out).expect("memory");
-        let data = otlp::ProfilesData::decode(out.as_slice()).expect("its own output");
+        let data = otlp::ProfilesData::decode(&*testing::written(&profile, "otlp")).expect("its own output");
         let dictionary = data.dictionary.expect("a dictionary");
         let text = |id: i32| dictionary.string_table[id as usize].as_str();
         assert_eq!(data.resource_profiles.len(), 2);

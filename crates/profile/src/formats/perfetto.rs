@@ -6,7 +6,7 @@
 use std::io;
 use std::time::UNIX_EPOCH;
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use prost::Message as _;
 
 use super::{FormatError, WriteOptions};
@@ -56,9 +56,8 @@ fn packets(profile: &Profile, mut each: impl FnMut(proto::TracePacket) -> io::Re
     each(proto::TracePacket { process_tree: Some(process_tree(profile)), ..packet(START_NS) })?;
 
     let interned = Interned::for_viewers(profile);
-    let names = Names::new(profile, &interned);
     each(proto::TracePacket {
-        interned_data: Some(names.data),
+        interned_data: Some(names(profile, &interned)),
         sequence_flags: Some(NEEDS_STATE),
         ..packet(START_NS)
     })?;
@@ -107,65 +106,48 @@ fn process_tree(profile: &Profile) -> proto::ProcessTree {
 }
 
 /// Interned strings, mappings and frames; ids are indices plus one.
-struct Names {
-    data: proto::InternedData,
-}
-
-impl Names {
-    fn new(profile: &Profile, interned: &Interned) -> Self {
-        let (mut functions, mut sources, mut paths, mut build_ids) =
-            (Strings::default(), Strings::default(), Strings::default(), Strings::default());
-        let mapping = |(module, iid): (&crate::model::Module, u64)| proto::Mapping {
-            iid,
-            build_id: module.build_id.as_deref().map_or(0, |id| build_ids.iid(&units::hex(id))),
-            start: module.start,
-            end: module.end,
-            path_string_ids: module
-                .path
-                .split('/')
-                .filter(|part| !part.is_empty())
-                .map(|part| paths.iid(part))
-                .collect(),
-            exact_offset: module.file_offset,
-        };
-        let mappings: Vec<proto::Mapping> = profile.modules.iter().zip(1..).map(mapping).collect();
-        let frame = |(frame, iid): (&&Frame, u64)| proto::Frame {
-            iid,
-            function_name_id: functions.iid(&frame_name(profile, frame)),
-            mapping_id: frame.module.filter(|&module| module < mappings.len()).map_or(0, |module| module as u64 + 1),
-            rel_pc: frame.file_offset.unwrap_or(frame.address),
-            source_path_iid: frame.file.as_deref().map(|file| sources.iid(file)),
-            line_number: frame.line,
-        };
-        let frames = interned.frames.iter().zip(1..).map(frame).collect();
-        let data = proto::InternedData {
-            function_names: functions.table,
-            frames,
-            callstacks: Vec::new(),
-            build_ids: build_ids.table,
-            mapping_paths: paths.table,
-            source_paths: sources.table,
-            mappings,
-        };
-        Self { data }
+fn names(profile: &Profile, interned: &Interned) -> proto::InternedData {
+    let (mut functions, mut sources, mut paths, mut build_ids) =
+        (Strings::default(), Strings::default(), Strings::default(), Strings::default());
+    let mapping = |(module, iid): (&crate::model::Module, u64)| proto::Mapping {
+        iid,
+        build_id: module.build_id.as_deref().map_or(0, |id| build_ids.iid(&units::hex(id))),
+        start: module.start,
+        end: module.end,
+        path_string_ids: module.path.split('/').filter(|part| !part.is_empty()).map(|part| paths.iid(part)).collect(),
+        exact_offset: module.file_offset,
+    };
+    let mappings: Vec<proto::Mapping> = profile.modules.iter().zip(1..).map(mapping).collect();
+    let frame = |(frame, iid): (&&Frame, u64)| proto::Frame {
+        iid,
+        function_name_id: functions.iid(&frame_name(profile, frame)),
+        mapping_id: frame.module.filter(|&module| module < mappings.len()).map_or(0, |module| module as u64 + 1),
+        rel_pc: frame.file_offset.unwrap_or(frame.address),
+        source_path_iid: frame.file.as_deref().map(|file| sources.iid(file)),
+        line_number: frame.line,
+    };
+    let frames = interned.frames.iter().zip(1..).map(frame).collect();
+    proto::InternedData {
+        function_names: functions.into_table(),
+        frames,
+        callstacks: Vec::new(),
+        build_ids: build_ids.into_table(),
+        mapping_paths: paths.into_table(),
+        source_paths: sources.into_table(),
+        mappings,
     }
 }
 
 #[derive(Default)]
-struct Strings {
-    table: Vec<proto::InternedString>,
-    iids: std::collections::HashMap<String, u64>,
-}
+struct Strings(IndexSet<String>);
 
 impl Strings {
     fn iid(&mut self, text: &str) -> u64 {
-        if let Some(&iid) = self.iids.get(text) {
-            return iid;
-        }
-        let iid = self.table.len() as u64 + 1;
-        self.table.push(proto::InternedString { iid, str: text.as_bytes().into() });
-        self.iids.insert(text.into(), iid);
-        iid
+        self.0.get_index_of(text).unwrap_or_else(|| self.0.insert_full(text.to_owned()).0) as u64 + 1
+    }
+
+    fn into_table(self) -> Vec<proto::InternedString> {
+        self.0.into_iter().zip(1..).map(|(text, iid)| proto::InternedString { iid, str: text.into_bytes() }).collect()
     }
 }
 
@@ -220,9 +202,7 @@ mod tests {
     use crate::testing;
 
     fn trace(profile: &Profile) -> Vec<proto::TracePacket> {
-        let mut out = Vec::new();
-        write(profile, &WriteOptions::default(), &mut out).expect("memory");
-        proto::Trace::decode(out.as_slice()).expect("its own output").packet
+        proto::Trace::decode(&*testing::written(profile, "perfetto")).expect("its own output").packet
     }
 
     #[test]

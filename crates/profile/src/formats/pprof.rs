@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::time::UNIX_EPOCH;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use indexmap::IndexSet;
 use prost::Message as _;
 
 use super::{FormatError, WriteOptions};
@@ -25,9 +24,6 @@ use heapbpf_audit::FileAudit;
 use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 
-/// Level 5 of 9: within a few percent of the smallest file, in half the time.
-const COMPRESSION: Compression = Compression::new(5);
-
 /// Maximum number of hooked files whose probes are listed.
 const MOST_FILES: usize = 4;
 /// Maximum number of modules without names that are listed.
@@ -36,10 +32,7 @@ const MOST_UNNAMED: usize = 8;
 const MOST_PROCESSES: usize = 3;
 
 pub(super) fn write(profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-    let mut gzip = GzEncoder::new(out, COMPRESSION);
-    io::Write::write_all(&mut gzip, &encode(profile).encode_to_vec())?;
-    gzip.finish()?;
-    Ok(())
+    super::gzipped(out, |gzip| Ok(gzip.write_all(&encode(profile).encode_to_vec())?))
 }
 
 /// Encodes a profile as a pprof message, with one sample per process, thread name and stack.
@@ -47,7 +40,6 @@ pub fn encode(profile: &Profile) -> proto::Profile {
     encode_with_processes(profile).message
 }
 
-#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP needs more than the message"))]
 /// A pprof message with the process index of each of its samples.
 pub(super) struct Encoded {
     pub(super) message: proto::Profile,
@@ -60,7 +52,7 @@ pub(super) struct Encoded {
 
 pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     let interned = Interned::for_viewers(profile);
-    let mut strings = Strings::default();
+    let mut strings = Strings(IndexSet::from([String::new()]));
     let mut locations = Locations::new(profile, &mut strings);
     let (held, columns_of): (Vec<Value>, Vec<Value>) = Value::shown_of(profile).iter().partition(|it| it.is_at_exit());
     let values = [columns_of.as_slice(), &held].concat();
@@ -106,6 +98,8 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
         Criterion::Allocations | Criterion::SizeClass => value_type("objects", "count"),
     };
     locations.keep_used_mappings();
+    let function =
+        |(id, (name, system_name, filename))| proto::Function { id, name, system_name, filename, start_line: 0 };
     let since_epoch = profile.header.started.duration_since(UNIX_EPOCH).unwrap_or_default();
     let message = proto::Profile {
         sample_type,
@@ -119,8 +113,8 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
         default_sample_type: strings.id(Value::default_of(profile).name()),
         mapping: locations.mappings,
         location: locations.locations,
-        function: locations.functions,
-        string_table: strings.table,
+        function: (1..).zip(locations.functions).map(function).collect(),
+        string_table: strings.into_table(),
         keep_frames: 0,
     };
     Encoded { message, process_of_sample, at_exit, values }
@@ -278,28 +272,17 @@ fn losses(profile: &Profile, has_few: bool) -> Vec<String> {
     lines
 }
 
-/// The string table.
-struct Strings {
-    table: Vec<String>,
-    ids: HashMap<String, i64>,
-}
-
-impl Default for Strings {
-    fn default() -> Self {
-        Self { table: vec![String::new()], ids: HashMap::from([(String::new(), 0)]) }
-    }
-}
+/// The string table, whose first string is empty.
+struct Strings(IndexSet<String>);
 
 impl Strings {
     fn id(&mut self, text: &str) -> i64 {
-        if let Some(&id) = self.ids.get(text) {
-            return id;
-        }
-        let id = self.table.len() as i64;
-        // `go tool pprof` prints names as they are, so they are escaped here.
-        self.table.push(escaped(text).into_owned());
-        self.ids.insert(text.to_owned(), id);
-        id
+        self.0.get_index_of(text).unwrap_or_else(|| self.0.insert_full(text.to_owned()).0) as i64
+    }
+
+    /// `go tool pprof` prints names as they are, so they are escaped here.
+    fn into_table(self) -> Vec<String> {
+        self.0.iter().map(|text| escaped(text).into_owned()).collect()
     }
 }
 
@@ -307,9 +290,9 @@ impl Strings {
 struct Locations<'a> {
     profile: &'a Profile,
     mappings: Vec<proto::Mapping>,
-    functions: Vec<proto::Function>,
+    /// Name, name in the symbol table, and file of each function.
+    functions: IndexSet<(i64, i64, i64)>,
     locations: Vec<proto::Location>,
-    function_ids: HashMap<(i64, i64, i64), u64>,
     /// Locations by their frames (ids of distinct frames, inlined ones first).
     by_frames: HashMap<Vec<u32>, u64>,
     /// Locations by content, because another process may have mapped the same file elsewhere.
@@ -325,9 +308,8 @@ impl<'a> Locations<'a> {
         Self {
             profile,
             mappings,
-            functions: Vec::new(),
+            functions: IndexSet::new(),
             locations: Vec::new(),
-            function_ids: HashMap::new(),
             by_frames: HashMap::new(),
             by_content: HashMap::new(),
         }
@@ -401,17 +383,12 @@ impl<'a> Locations<'a> {
 
     fn line(&mut self, frame: &Frame, strings: &mut Strings) -> Option<proto::Line> {
         let name = naming::function_name(self.profile, frame)?;
-        let (id, system, file) = (
+        let function = (
             strings.id(&name),
             strings.id(frame.system_name.as_deref().unwrap_or(&name)),
             strings.id(frame.file.as_deref().unwrap_or("")),
         );
-        let next = self.functions.len() as u64 + 1;
-        let function_id = *self.function_ids.entry((id, system, file)).or_insert(next);
-        if function_id == next {
-            let function = proto::Function { id: next, name: id, system_name: system, filename: file, start_line: 0 };
-            self.functions.push(function);
-        }
+        let function_id = self.functions.insert_full(function).0 as u64 + 1;
         Some(proto::Line { function_id, line: frame.line.unwrap_or(0).into() })
     }
 }

@@ -270,8 +270,6 @@ fn many_processes_have_no_comments_of_their_own() {
         assert!(lines.iter().any(|line| line.contains(expected)), "{expected}: {lines:?}");
     }
     // Unknown figures are still marked as unknown.
-    let mut file = Vec::new();
-    write(&profile, &WriteOptions::default(), &mut file).expect("memory");
-    let back = crate::read::parse(&file).expect("pprof");
+    let back = crate::read::parse(&testing::written(&profile, "pprof")).expect("pprof");
     assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
 }

@@ -91,9 +91,7 @@ mod tests {
     #[test]
     fn profiles_add_up_and_refer_to_frames() {
         let profile = testing::small();
-        let mut out = Vec::new();
-        write(&profile, &WriteOptions::default(), &mut out).expect("memory");
-        let file: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+        let file = testing::json(&profile, "speedscope");
         let frames = file["shared"]["frames"].as_array().expect("a list").len() as u64;
         assert_eq!(file["activeProfileIndex"], 3);
         for (value, sampled) in Value::COLUMNS.iter().zip(file["profiles"].as_array().expect("a list")) {

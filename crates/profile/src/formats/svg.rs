@@ -43,19 +43,12 @@ fn nothing(what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::testing;
-
-    fn svg(profile: &Profile) -> String {
-        let mut out = Vec::new();
-        write(profile, &WriteOptions::default(), &mut out).expect("memory");
-        String::from_utf8(out).expect("text")
-    }
 
     #[test]
     fn a_graph_names_functions_and_adds_up() {
         let profile = testing::small();
-        let text = svg(&profile);
+        let text = testing::text(&profile, "svg");
         let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
         let separated = crate::units::count(total.round());
         assert!(text.contains(&format!("<title>all ({separated} bytes, 100%)</title>")), "{total}");
@@ -67,6 +60,6 @@ mod tests {
     fn an_empty_profile_is_a_picture_too() {
         let mut profile = testing::small();
         profile.rows.clear();
-        assert!(svg(&profile).contains("no bytes in use in any sample"));
+        assert!(testing::text(&profile, "svg").contains("no bytes in use in any sample"));
     }
 }

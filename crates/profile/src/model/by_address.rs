@@ -63,15 +63,4 @@ mod tests {
         assert_eq!((numbers.len(), numbers[&one], numbers[&other]), (2, 1, 2));
         assert_eq!(numbers.get(&ByAddress(Arc::clone(&one))), Some(&1));
     }
-
-    #[test]
-    fn a_key_keeps_its_value_alive() {
-        let value = Arc::new(5);
-        let numbers = HashMap::from([(ByAddress(Arc::clone(&value)), ())]);
-        let weak = Arc::downgrade(&value);
-        drop(value);
-        assert_eq!(weak.upgrade().as_deref(), Some(&5));
-        drop(numbers);
-        assert!(weak.upgrade().is_none());
-    }
 }

@@ -1,5 +1,6 @@
 //! The state of a heap according to glibc's arenas.
 
+use heapbpf_statistics::estimate::Estimate;
 use serde::{Deserialize, Serialize};
 
 /// A process's memory according to glibc's own records, read from outside, in bytes. A block's size includes its header
@@ -58,10 +59,10 @@ pub struct Glibc {
 /// Memory in use according to the recording: estimates, with the ends of their intervals where there are any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recorded {
-    /// Requested bytes: the estimate and its interval.
-    pub bytes: (f64, Option<f64>, Option<f64>),
-    /// Blocks, likewise.
-    pub blocks: (f64, Option<f64>, Option<f64>),
+    /// Requested bytes.
+    pub bytes: Estimate,
+    /// Blocks.
+    pub blocks: Estimate,
 }
 
 /// An estimate and its bounds.
@@ -129,13 +130,13 @@ impl Glibc {
         let (least, most) = self.inuse_bounds();
         let at_first = self.at_attach_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
         let within = |value: f64| value.clamp(0.0, most.min(at_first));
-        let least_recorded = bytes.1.unwrap_or(0.0) + ROUNDED[0] * blocks.1.unwrap_or(0.0);
+        let least_recorded = bytes.low.unwrap_or(0.0) + ROUNDED[0] * blocks.low.unwrap_or(0.0);
         // At most as many blocks were recorded as exist.
-        let most_blocks = blocks.2.unwrap_or(f64::INFINITY).min(self.blocks as f64);
+        let most_blocks = blocks.high.unwrap_or(f64::INFINITY).min(self.blocks as f64);
         let rounded = ROUNDED[2] * most_blocks + PAGE * self.large_blocks as f64;
-        let most_recorded = bytes.2.map(|bytes| bytes + rounded);
+        let most_recorded = bytes.high.map(|bytes| bytes + rounded);
         Before {
-            estimate: within(self.inuse_bytes as f64 - bytes.0 - ROUNDED[1] * blocks.0),
+            estimate: within(self.inuse_bytes as f64 - bytes.estimate - ROUNDED[1] * blocks.estimate),
             low: most_recorded.map(|recorded| within(least - recorded)),
             high: within(most - least_recorded),
         }
@@ -151,11 +152,11 @@ mod tests {
         let heap = Glibc { inuse_bytes: 1_000_000, blocks: 1000, exact: true, ..Glibc::default() };
         let nothing = heap.before(&Recorded::default());
         assert_eq!((nothing.estimate, nothing.low, nothing.high), (1e6, None, 1e6));
-        let exact = |value: f64| (value, Some(value), Some(value));
+        let exact = |estimate| Estimate { estimate, low: Some(estimate), high: Some(estimate), ..Estimate::default() };
         let recorded = Recorded { bytes: exact(400_000.0), blocks: exact(100.0) };
         let before = heap.before(&recorded);
         assert_eq!((before.estimate, before.low, before.high), (598_400.0, Some(596_800.0), 599_200.0));
-        let unknown = Recorded { blocks: (100.0, None, None), ..recorded };
+        let unknown = Recorded { blocks: Estimate { estimate: 100.0, ..Estimate::default() }, ..recorded };
         assert_eq!(heap.before(&unknown).low, Some(568_000.0), "not more blocks were recorded than there are");
         let with_large = Glibc { large_blocks: 2, ..heap };
         assert_eq!(with_large.before(&recorded).low, Some(596_800.0 - 8192.0), "they are rounded up to pages");

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use heapbpf_statistics::criterion::Criterion;
-use heapbpf_statistics::estimators::Estimator;
 
 use super::losses::Unread;
 
@@ -45,8 +44,6 @@ pub struct Header {
     pub samples_known: bool,
     /// Whether the `offset_sum` of sums is known. It is in every recording, but not for samples from other profilers.
     pub offsets_known: bool,
-    /// The estimator of bytes: Horvitz–Thompson, except in files of older versions.
-    pub estimator: Estimator,
     /// Whether probes were attached only in time windows for a part of the recording (older recordings). Figures of
     /// allocation are corrected for that, window by window. They have no interval, because it is unknown how windows
     /// differ from the rest, and exact counts are incomplete.
@@ -74,7 +71,6 @@ impl Header {
             ended_apart: false,
             samples_known: true,
             offsets_known: true,
-            estimator: Estimator::default(),
             time_windows: false,
             host: String::new(),
         }

@@ -6,7 +6,6 @@ use std::time::SystemTime;
 use heapbpf_audit::{FileAudit, Hook, Missing};
 
 use super::losses::{LossBound, Losses};
-use super::placement::Placement;
 use super::resident::Resident;
 use super::row::Row;
 
@@ -74,6 +73,36 @@ pub struct Process {
     pub members: Vec<Member>,
 }
 
+/// Where a process runs, as far as its cgroups tell. Each text is empty if there is none or if it is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Full ID of its innermost container, as the container engine shows it.
+    pub container: String,
+    /// UID of its Kubernetes pod.
+    pub pod: String,
+    /// Its systemd unit, for example `nginx.service`.
+    pub unit: String,
+}
+
+impl Placement {
+    /// Names and values of what is known, in a fixed order.
+    pub fn known(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [("container", &*self.container), ("pod", &*self.pod), ("unit", &*self.unit)];
+        all.into_iter().filter(|(_, value)| !value.is_empty())
+    }
+
+    /// Keeps only what `other` agrees with: what several processes have in common.
+    pub fn keep_common(&mut self, other: &Self) {
+        for (own, other) in
+            [(&mut self.container, &other.container), (&mut self.pod, &other.pod), (&mut self.unit, &other.unit)]
+        {
+            if own != other {
+                own.clear();
+            }
+        }
+    }
+}
+
 /// A process whose rows were merged with those of others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
@@ -102,6 +131,11 @@ impl Process {
         !has_gap && !self.allocators.is_empty() && self.other_allocators().next().is_none()
     }
 
+    /// Whether no allocator was found in it, so that nothing of its memory is accounted for.
+    pub fn lacks_allocator(&self) -> bool {
+        self.hook.is_none() && self.allocators.is_empty()
+    }
+
     /// Names of its allocators with heaps of their own beside glibc's, in which nothing marks an unused mapping.
     pub fn other_allocators(&self) -> impl Iterator<Item = &str> {
         let is_other = |name: &&str| !name.starts_with("glibc ") && *name != "Rust global allocator";
@@ -124,8 +158,36 @@ impl Process {
         resident.heap_bytes.saturating_sub(uncounted)
     }
 
+    /// The memory of several processes. `None` if that of a process that has not ended is unknown, or if there is none.
+    pub fn resident_of_all<'p>(mut processes: impl Iterator<Item = &'p Self>) -> Option<Resident> {
+        let sum = processes.try_fold(None, |sum: Option<Resident>, process| match process.resident {
+            Some(mut all) => {
+                sum.iter().for_each(|sum| all.add(sum));
+                Some(Some(all))
+            }
+            None => process.ended.then_some(sum),
+        });
+        sum.flatten().filter(|all| all.total_bytes() > 0)
+    }
+
     /// Number of processes that it stands for: 1, unless processes were merged.
     pub fn count(&self) -> u64 {
         self.stands_for.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unknown_is_left_out_and_what_differs_is_dropped() {
+        let one = Placement { container: "c".into(), pod: String::new(), unit: "a.service".into() };
+        assert_eq!(one.known().collect::<Vec<_>>(), [("container", "c"), ("unit", "a.service")]);
+        let mut common = one.clone();
+        common.keep_common(&one);
+        assert_eq!(common, one);
+        common.keep_common(&Placement { unit: "b.service".into(), ..one });
+        assert_eq!(common.known().collect::<Vec<_>>(), [("container", "c")]);
     }
 }

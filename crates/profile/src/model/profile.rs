@@ -43,6 +43,22 @@ impl Profile {
         }
     }
 
+    /// The rows of each process.
+    pub fn rows_of_processes(&self) -> Vec<Vec<&Row>> {
+        let mut rows: Vec<Vec<&Row>> = vec![Vec::new(); self.processes.len()];
+        for row in &self.rows {
+            if let Some(of_process) = rows.get_mut(row.key.process) {
+                of_process.push(row);
+            }
+        }
+        rows
+    }
+
+    /// The module of a frame, if it is known.
+    pub fn module_of(&self, frame: &Frame) -> Option<&Module> {
+        self.modules.get(frame.module?)
+    }
+
     /// Number of targets, whether they were counted or not.
     pub fn number_of_targets(&self) -> u64 {
         self.number_of_processes() + self.idle.len() as u64
@@ -142,7 +158,7 @@ impl Profile {
     /// Address of a frame where its module was mapped in the first process that had it, so that a place in a file has
     /// the same address in all processes. If the module or the file offset is unknown, the frame's own address.
     pub fn address_in_first_process(&self, frame: &Frame) -> u64 {
-        let module = frame.module.and_then(|module| self.modules.get(module));
+        let module = self.module_of(frame);
         module
             .zip(frame.file_offset)
             .and_then(|(module, offset)| module.start.checked_add(offset.checked_sub(module.file_offset)?))
@@ -154,15 +170,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Criterion;
     use crate::testing;
-
-    #[test]
-    fn an_empty_profile_has_nothing() {
-        let profile = Profile::new(Header::new(64, Criterion::Bytes));
-        assert!(profile.errors_known() && profile.knows_some_inuse() && !profile.has_at_exit());
-        assert_eq!((profile.rows.len(), profile.without_inuse(), profile.header.recordings), (0, 0, 1));
-    }
 
     #[test]
     fn what_is_known_of_memory_in_use_is_told_by_process() {
@@ -195,15 +203,5 @@ mod tests {
         let pruned = more.without_unused_modules();
         assert_eq!(names(&pruned), names(&whole));
         assert!(!pruned.modules.is_empty() && pruned.modules.iter().all(|module| !module.path.starts_with("/of/")));
-    }
-
-    #[test]
-    fn a_part_has_the_header_of_the_whole() {
-        let profile = testing::ended_apart();
-        let part = profile.only_process(1);
-        assert_eq!((part.processes.len(), part.processes[0].pid), (1, profile.processes[1].pid));
-        assert!(part.rows.len() == 2 && part.rows.iter().all(|row| row.key.process == 0));
-        assert_eq!((&part.header.host, part.header.time), (&profile.header.host, profile.header.time));
-        assert_eq!((part.modules, part.counters, part.notes), (profile.modules, profile.counters, profile.notes));
     }
 }

@@ -12,6 +12,10 @@ pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
 pub const UNDIVIDED: &str = "anonymous";
 
+/// From this size and share of the resident memory, memory of unknown use is reported.
+const MUCH_BYTES: f64 = (8 << 20) as f64;
+const MUCH: f64 = 0.1;
+
 /// Arenas of CPython's small objects, which it gets by mmap: no part of glibc's heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -55,12 +59,16 @@ pub struct Resident {
     /// Stacks of threads.
     #[serde(rename = "stacks")]
     pub stacks_bytes: u64,
-    /// Memory that may be shared with other processes and is not file-backed.
+    /// Memory that may be shared with other processes and is in no file on a disk: anonymous, System V, memfds, files
+    /// on a tmpfs.
     #[serde(rename = "shared")]
     pub shared_bytes: u64,
-    /// Executable memory that is not file-backed.
+    /// Executable memory that is not file-backed, and memory files through which such code is written.
     #[serde(rename = "jit_code")]
     pub jit_code_bytes: u64,
+    /// Anonymous memory that a runtime has named as its own, in mappings without a sampled block.
+    #[serde(rename = "runtime")]
+    pub runtime_bytes: u64,
     /// heapbpf's own pages: inline hooks and their data.
     #[serde(rename = "heapbpf")]
     pub own_bytes: u64,
@@ -107,17 +115,23 @@ impl Resident {
     }
 
     /// Names and sizes of the parts, in a fixed order.
-    pub const fn parts(&self) -> [(&'static str, u64); 8] {
+    pub const fn parts(&self) -> [(&'static str, u64); 9] {
         [
             (HEAP, self.heap_bytes),
             ("files", self.files_bytes),
             ("stacks", self.stacks_bytes),
             ("shared", self.shared_bytes),
             ("JIT code", self.jit_code_bytes),
+            ("runtime", self.runtime_bytes),
             ("heapbpf", self.own_bytes),
             (OTHER, self.other_bytes),
             (UNDIVIDED, self.undivided_bytes),
         ]
+    }
+
+    /// Anonymous memory that no known heap has: a runtime's own, and what nobody accounts for. In bytes.
+    pub const fn not_seen_bytes(&self) -> u64 {
+        self.other_bytes.saturating_add(self.runtime_bytes)
     }
 
     /// The parts whose sizes are known. If memory is not divided, a part of it that is 0 is not known.
@@ -131,9 +145,14 @@ impl Resident {
     /// Share of the anonymous memory, without stacks and heapbpf's own pages, that lies in heaps of allocators. `None`
     /// if there is none, or if it is not divided into parts.
     pub fn heap_share(&self) -> Option<f64> {
-        let all = [self.heap_bytes, self.jit_code_bytes, self.other_bytes];
+        let all = [self.heap_bytes, self.jit_code_bytes, self.not_seen_bytes()];
         let all = all.into_iter().fold(0, u64::saturating_add);
         (all > 0 && self.undivided_bytes == 0).then(|| self.heap_bytes as f64 / all as f64)
+    }
+
+    /// Whether so many bytes are a large part of it. Memory of unknown use is reported from there on.
+    pub fn is_much(&self, bytes: f64) -> bool {
+        bytes >= MUCH_BYTES.max(MUCH * self.total_bytes() as f64)
     }
 
     /// Its growth per minute in words: `+1.20 MiB`, or `unknown`.
@@ -150,6 +169,7 @@ impl Resident {
             stacks_bytes: sum(self.stacks_bytes, other.stacks_bytes),
             shared_bytes: sum(self.shared_bytes, other.shared_bytes),
             jit_code_bytes: sum(self.jit_code_bytes, other.jit_code_bytes),
+            runtime_bytes: sum(self.runtime_bytes, other.runtime_bytes),
             own_bytes: sum(self.own_bytes, other.own_bytes),
             other_bytes: sum(self.other_bytes, other.other_bytes),
             undivided_bytes: sum(self.undivided_bytes, other.undivided_bytes),
@@ -187,6 +207,9 @@ mod tests {
     fn parts_add_up_and_what_nobody_uses_is_bounded() {
         let mut one = Resident { heap_bytes: 1000, files_bytes: 20, other_bytes: 3, ..Resident::default() };
         assert_eq!(one.total_bytes(), 1023);
+        let large = Resident { files_bytes: 200 << 20, ..Resident::default() };
+        assert!(one.is_much(f64::from(8_u32 << 20)) && !one.is_much(f64::from(7_u32 << 20)));
+        assert!(large.is_much(f64::from(21_u32 << 20)) && !large.is_much(f64::from(19_u32 << 20)));
         // The age of blocks that were not sampled is unknown.
         assert_eq!(one.unused_bytes((200.0, 300.0)), (0.0, 800.0));
         one.at_attach_bytes = Some(0);
@@ -207,6 +230,11 @@ mod tests {
         python.add(&one);
         assert_eq!(python.python, None, "not all are known");
         assert_eq!(one.heap_share(), Some(1000.0 / 1003.0));
+        let mut named = Resident { runtime_bytes: 4, ..one };
+        assert_eq!((named.total_bytes(), named.not_seen_bytes()), (1027, 7));
+        assert_eq!(named.heap_share(), Some(1000.0 / 1007.0));
+        named.add(&Resident { runtime_bytes: 4, ..one });
+        assert_eq!(named.runtime_bytes, 8);
         let rough = Resident { undivided_bytes: 7, hugetlb_bytes: 5, swapped_bytes: 6, ..one };
         let only_sums = Resident { undivided_bytes: 7, files_bytes: 2, ..Resident::default() };
         let known: Vec<_> = only_sums.known_parts().collect();

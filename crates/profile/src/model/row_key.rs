@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 /// Identity of a row: process, thread name, allocator function, sampling interval and call stack. Each stage from
 /// sampling to the profile uses its own types for the process `P`, the function `F` and the stack `S`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RowKey<P, F, S> {
     /// Process.
     pub process: P,
@@ -38,22 +38,5 @@ impl<P, S> RowKey<P, Arc<str>, S> {
     /// The key of a row with the totals over all threads and functions of a process.
     pub fn total(process: P, interval: u64, stack: S) -> Self {
         Self { process, thread: "".into(), function: "".into(), interval, stack }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn conversions_keep_the_other_fields() {
-        let key = RowKey { process: 7, thread: "main".into(), function: "malloc", interval: 64, stack: 'a' };
-        let converted =
-            RowKey { process: 7, thread: "main".into(), function: "malloc", interval: 64, stack: "a".to_owned() };
-        assert_eq!(key.clone().map_stack(|stack| stack.to_string()), converted);
-        let moved = RowKey { process: "p", thread: "main".into(), function: "malloc", interval: 64, stack: () };
-        assert_eq!(key.with("p", ()), moved);
-        let total = RowKey { process: 7, thread: "".into(), function: "".into(), interval: 64, stack: 'a' };
-        assert_eq!(RowKey::total(7, 64, 'a'), total);
     }
 }

@@ -110,7 +110,7 @@ impl Names {
 
     /// The number of a frame of a profile.
     pub(super) fn frame(&mut self, profile: &Profile, frame: &Frame) -> u32 {
-        let module = frame.module.and_then(|index| profile.modules.get(index));
+        let module = profile.module_of(frame);
         let place = Place {
             file: frame.file.as_deref().unwrap_or(""),
             line: frame.line.unwrap_or(0),

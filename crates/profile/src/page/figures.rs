@@ -51,7 +51,7 @@ impl Figure {
 }
 
 /// One figure for all stacks.
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 pub(super) struct Column {
     pub(super) estimate: Vec<i64>,
     /// `null` where there is no valid interval.
@@ -62,21 +62,16 @@ pub(super) struct Column {
 
 impl Column {
     pub(super) fn of(profile: &Profile, pools: &[&Pool], value: Value, confidence: f64) -> Self {
-        let (low, high, samples) =
-            (Vec::with_capacity(pools.len()), Vec::with_capacity(pools.len()), Vec::with_capacity(pools.len()));
-        let mut column = Self { low, high, samples, ..Self::default() };
-        let mut estimates = Vec::with_capacity(pools.len());
-        for pool in pools {
-            let Estimate { estimate, low, high, .. } = pool.estimate(profile, value, confidence);
-            let whole = |number: f64| number.round() as i64;
-            estimates.push(estimate);
-            column.low.push(low.map(whole));
-            column.high.push(high.map(whole));
-            column.samples.push(pool.samples(value));
+        let estimates: Vec<Estimate> = pools.iter().map(|pool| pool.estimate(profile, value, confidence)).collect();
+        let whole = |end: Option<f64>| end.map(|number| number.round() as i64);
+        let sizes: Vec<f64> = estimates.iter().map(|it| it.estimate).collect();
+        Self {
+            // Rounded so that stacks add up to the total.
+            estimate: crate::round::largest_remainder(&sizes),
+            low: estimates.iter().map(|it| whole(it.low)).collect(),
+            high: estimates.iter().map(|it| whole(it.high)).collect(),
+            samples: pools.iter().map(|pool| pool.samples(value)).collect(),
         }
-        // Rounded so that stacks add up to the total.
-        column.estimate = crate::round::largest_remainder(&estimates);
-        column
     }
 }
 

@@ -1,5 +1,6 @@
 //! Growth between two points in time, for the page: the stacks of a comparison.
 
+use indexmap::IndexSet;
 use serde::Serialize;
 
 use super::calls::{Chain, Frames, Functions, Names, Place, Stacks};
@@ -61,14 +62,11 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
     };
     let Diff { mut totals, stacks, notes, confidence, false_discovery_rate, .. } = diff(before, after, &options);
     let mut names = Names::new();
-    let mut groups: Vec<String> = Vec::new();
+    let mut groups: IndexSet<String> = IndexSet::new();
     let chains: Vec<Chain> = stacks
         .iter()
         .map(|stack| {
-            let group = groups.iter().position(|group| *group == stack.group).unwrap_or_else(|| {
-                groups.push(stack.group.clone());
-                groups.len() - 1
-            });
+            let (group, _) = groups.insert_full(stack.group.clone());
             let frames = stack.frames.iter().rev().map(|DiffFrame { frame, name, .. }| {
                 let place = Place {
                     file: frame.file.as_deref().unwrap_or(""),
@@ -81,6 +79,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
             Chain { group: group as u32, cut: 0, frames: frames.collect() }
         })
         .collect();
+    let groups: Vec<String> = groups.into_iter().collect();
     let (columns, order) = Stacks::new(&names, &chains, &groups);
     let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_default();
     // A single test needs no multiple-testing correction.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::calls::{Chain, Frames, Functions, Names, Stacks};
 use super::figures::{Column, Figure};
-use super::layout::{GroupNames, Pooled, chains, largest, pooled};
+use super::layout::{GroupNames, Pooled, chains, largest, pooled, retain};
 use crate::estimates::{Pool, intervals_used};
 use crate::group::GroupBy;
 use crate::model::Profile;
@@ -51,9 +51,8 @@ pub fn kept_data(
     let (mut chains, mut stacks): (Vec<Chain>, Vec<Pooled>) = some.unzip();
     let kept = largest(&stacks, VALUE);
     let left_out = kept.iter().filter(|kept| !**kept).count();
-    let (mut of_chains, mut of_stacks) = (kept.iter(), kept.iter());
-    chains.retain(|_| of_chains.next() == Some(&true));
-    stacks.retain(|_| of_stacks.next() == Some(&true));
+    retain(&mut chains, &kept);
+    retain(&mut stacks, &kept);
     let (columns, order) = Stacks::new(&names, &chains, &groups.comparable);
     let intervals = intervals_used(profile);
     stacks.iter_mut().for_each(|stack| stack.pool.allow_for(&intervals));

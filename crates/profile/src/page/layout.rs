@@ -76,8 +76,7 @@ impl Layout {
         };
         let left_out = kept.iter().filter(|kept| !**kept).count();
         let numbers: Vec<usize> = (0..chains.len()).filter(|&chain| kept[chain]).collect();
-        let mut of_chains = kept.iter();
-        chains.retain(|_| of_chains.next() == Some(&true));
+        retain(&mut chains, &kept);
         let (stacks, order) = Stacks::new(&names, &chains, &groups.comparable);
         let mut place_of = vec![None; kept.len()];
         (0..).zip(&order).for_each(|(place, &chain)| place_of[numbers[chain]] = Some(place));
@@ -237,6 +236,12 @@ pub(super) fn pooled<'a>(profile: &'a Profile, chain_of_row: &[u32], chains: usi
     stacks.resize_with(chains, Pooled::default);
     profile.rows.iter().zip(chain_of_row).for_each(|(row, &chain)| stacks[chain as usize].add(row));
     stacks
+}
+
+/// Keeps the items that are marked.
+pub(super) fn retain<T>(items: &mut Vec<T>, kept: &[bool]) {
+    let mut kept = kept.iter();
+    items.retain(|_| kept.next() == Some(&true));
 }
 
 /// Which stacks are among the [`MOST_STACKS`] largest.

@@ -21,6 +21,7 @@ use crate::escape::escaped_json;
 use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
 use crate::model::{Lifetimes, Process, Profile};
+use crate::process_pools::pools_of_processes;
 use crate::report::{Growing, ReportOptions, ResidentText, growing, remarks, resident_texts, subject};
 use crate::units;
 use crate::value::Value;
@@ -95,7 +96,7 @@ struct Group {
     resident: Option<ResidentText>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct ProcessEntry {
     pid: u32,
     comm: String,
@@ -272,13 +273,7 @@ fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMa
 /// The largest processes.
 fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], confidence: f64) -> Vec<ProcessEntry> {
     let groups = Groups::new(profile, by);
-    let mut pools: Vec<Pool> = (0..profile.processes.len()).map(Pool::of_process).collect();
-    for row in &profile.rows {
-        if let Some(pool) = pools.get_mut(row.key.process) {
-            pool.add(row);
-        }
-    }
-    let intervals = intervals_used(profile);
+    let pools = pools_of_processes(profile);
     let mut order: Vec<usize> = (0..pools.len()).collect();
     order.sort_by(|&a, &b| pools[b].total(sort).total_cmp(&pools[a].total(sort)));
     order.truncate(MOST_PROCESSES);
@@ -291,9 +286,6 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
     let mut idle_resident = by_number(idle, |it| it.idle.first().copied());
     let entry = |index: usize| {
         let process = &profile.processes[index];
-        let pool = &mut pools[index];
-        pool.allow_for(&intervals);
-        pool.cover([index]);
         let missing = process.audit.iter().map(|file| file.missing.len()).sum::<usize>() + process.missing.len();
         ProcessEntry {
             pid: process.pid,
@@ -306,7 +298,7 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
             ended: process.ended,
             not_hooked: missing,
             allocators: process.allocators.clone(),
-            totals: figures(profile, pool, values, confidence, Some(index)),
+            totals: figures(profile, &pools[index], values, confidence, Some(index)),
             resident: resident.remove(&index),
         }
     };
@@ -317,14 +309,10 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
         comm: process.comm.clone(),
         group: groups.of_idle(index).into_owned(),
         count: 1,
-        hook: None,
-        not_inline: None,
-        coverage: 0.0,
-        ended: false,
+        ended: process.ended,
         not_hooked: process.missing.len(),
-        allocators: Vec::new(),
-        totals: Vec::new(),
         resident: idle_resident.remove(&index),
+        ..ProcessEntry::default()
     });
     order.into_iter().map(entry).chain(idle).collect()
 }

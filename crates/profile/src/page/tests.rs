@@ -3,7 +3,6 @@
 use heapbpf_statistics::growth::Growth;
 
 use super::*;
-use crate::formats::{self, WriteOptions};
 use crate::testing;
 
 fn data(profile: &Profile) -> serde_json::Value {
@@ -161,18 +160,11 @@ fn growth_is_judged_as_diff_judges_it() {
     assert!(of_growth.iter().filter(|id| ids.contains(id)).count() >= 3, "{of_growth:?} {ids:?}");
 }
 
-fn html(profile: &Profile) -> String {
-    let mut out = Vec::new();
-    let html = formats::by_name("html").expect("is there");
-    html.write(profile, &WriteOptions::default(), &mut out).expect("memory");
-    String::from_utf8(out).expect("text")
-}
-
 #[test]
 fn the_page_needs_nothing_and_cannot_be_broken_out_of() {
     let mut profile = testing::small();
     profile.processes[0].comm = "</script><script>alert(1)</script>\u{202e}".into();
-    let text = html(&profile);
+    let text = testing::text(&profile, "html");
     assert!(!text.contains("</script><script>alert") && !text.contains('\u{202e}') && !text.contains(PLACE));
     let (_, rest) = text.split_once("id=\"data\">").expect("the data");
     let (data, _) = rest.split_once("</script>").expect("its end");
@@ -218,7 +210,7 @@ fn the_layout_of_the_page_before_is_used_if_it_fits() {
 fn a_page_of_nothing_is_a_page() {
     let mut profile = testing::small();
     profile.rows.clear();
-    assert!(html(&profile).contains("\"calls\":[]"));
+    assert!(testing::text(&profile, "html").contains("\"calls\":[]"));
 }
 
 #[test]
@@ -233,7 +225,7 @@ fn a_page_of_very_many_stacks_has_the_largest() {
 #[ignore = "part of a benchmark"]
 fn a_large_page_is_written() {
     let file = std::env::var_os("HEAPBPF_LARGE_PAGE").expect("where to write it");
-    std::fs::write(file, html(&testing::large(50_000, 40))).expect("there is space");
+    std::fs::write(file, testing::written(&testing::large(50_000, 40), "html")).expect("there is space");
 }
 
 #[test]
@@ -250,6 +242,12 @@ fn what_grows_is_on_the_page_in_the_words_of_the_report() {
     assert_eq!(first["program"], "server (4242)");
     assert_eq!(first["name"], "grow");
     assert!(first["how_much"].as_str().is_some_and(|text| text.starts_with('+') && text.contains("/s [")), "{first}");
+    let mut of_two = profile.clone();
+    of_two.processes[1] = of_two.processes[0].clone();
+    of_two.processes[1].pid = 4243;
+    of_two.rows[4].growth = Some(Growth { kept: testing::sums(4, 70_000, 512 << 10), ..Growth::default() });
+    let why = growing(&of_two)[0]["why"].clone();
+    assert!(why.as_str().is_some_and(|why| why.ends_with("in 2 of 2 processes: pid 4242 has 75 %")), "{why}");
     profile.header.growth_over = None;
     profile.rows.iter_mut().for_each(|row| (row.lifetimes, row.growth) = (None, None));
     assert!(growing(&profile).is_null(), "nobody can tell");

@@ -72,7 +72,7 @@ fn is_folded(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{FORMATS, WriteOptions};
+    use crate::formats::FORMATS;
     use crate::testing;
 
     /// Every format that heapbpf writes is either read or named.
@@ -80,9 +80,7 @@ mod tests {
     fn formats_that_are_not_read_are_named() {
         let mut named = 0;
         for format in FORMATS {
-            let mut out = Vec::new();
-            let profile = testing::small().only_process(0);
-            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+            let out = testing::written(&testing::small().only_process(0), format.name());
             let expected = match format.name() {
                 "folded" => "it is folded stacks",
                 "otlp" => "it is an OpenTelemetry profile",

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use crate::naming::base_name;
@@ -126,8 +125,7 @@ fn mapping(line: &str) -> Option<Module> {
 
 fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) -> Profile {
     let interval = sampled.unwrap_or(1);
-    let mut strings = Strings::default();
-    let reason = strings.share("heap_v2 holds addresses only");
+    let reason: Arc<str> = "heap_v2 holds addresses only".into();
     let mut by_start: Vec<usize> = (0..modules.len()).collect();
     by_start.sort_by_key(|&index| modules[index].start);
     let module_at = |address: u64| {

@@ -7,11 +7,8 @@ mod foreign;
 mod heap_v2;
 mod json;
 mod newer;
-#[cfg(feature = "parquet")]
 mod parquet;
-#[cfg(feature = "pprof")]
 mod pprof;
-#[cfg(feature = "pprof")]
 mod pprof_comments;
 mod strings;
 
@@ -80,9 +77,6 @@ pub enum ContentError {
     /// The figures are samples, but the sampling interval is missing.
     #[error("cannot unbias: no sampling interval recorded")]
     NoInterval,
-    /// The format is known, but this build cannot read it.
-    #[error("heapbpf-profile was built without its feature {0}")]
-    NotBuilt(&'static str),
 }
 
 /// Reads a profile from a file, or from standard input if the path is `-`. The format is detected from the contents.
@@ -130,12 +124,6 @@ fn whole(bytes: u64) -> String {
     format!("{} {}", bytes as f64 / unit.bytes(), unit.name())
 }
 
-#[cfg(not(feature = "pprof"))]
-fn decompressed(_: &[u8], _: u64) -> Result<Vec<u8>, ContentError> {
-    Err(ContentError::NotBuilt("pprof"))
-}
-
-#[cfg(feature = "pprof")]
 fn decompressed(bytes: &[u8], largest_decompressed: u64) -> Result<Vec<u8>, ContentError> {
     let mut plain = Vec::new();
     flate2::read::MultiGzDecoder::new(bytes)
@@ -171,7 +159,7 @@ fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
         return json::parse(bytes);
     }
     if start.starts_with(b"PAR1") {
-        return parse_parquet(bytes);
+        return parquet::parse(bytes);
     }
     if start.starts_with(b"heap_v2") || start.starts_with(b"heap profile:") {
         return heap_v2::parse(bytes);
@@ -179,35 +167,13 @@ fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
     match foreign::kind(bytes) {
         Some(what) => Err(ContentError::Foreign(what.into())),
         // Text may happen to decode as a message, so a file is reported as text only if it cannot be read.
-        None => parse_pprof(bytes).map_err(|error| match error {
+        None => pprof::parse(bytes).map_err(|error| match error {
             ContentError::Damaged { .. } | ContentError::Foreign(_) if foreign::is_text(bytes) => {
                 ContentError::Foreign("text, no profile".into())
             }
             error => error,
         }),
     }
-}
-
-#[cfg(feature = "parquet")]
-fn parse_parquet(bytes: &[u8]) -> Result<Profile, ContentError> {
-    parquet::parse(bytes)
-}
-
-#[cfg(not(feature = "parquet"))]
-fn parse_parquet(_: &[u8]) -> Result<Profile, ContentError> {
-    Err(ContentError::NotBuilt("parquet"))
-}
-
-#[cfg(feature = "pprof")]
-fn parse_pprof(bytes: &[u8]) -> Result<Profile, ContentError> {
-    pprof::parse(bytes)
-}
-
-#[cfg(not(feature = "pprof"))]
-fn parse_pprof(bytes: &[u8]) -> Result<Profile, ContentError> {
-    // pprof writers start with the first value type: field 1, length-delimited.
-    let like_pprof = bytes.first() == Some(&0x0a);
-    Err(if like_pprof { ContentError::NotBuilt("pprof") } else { ContentError::Foreign("no profile".into()) })
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Reports the parts of a profile from a newer version that this version does not understand.
 
-use std::collections::BTreeSet;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use crate::escape::escaped;
 
@@ -83,74 +83,30 @@ pub(super) fn is_newer(version: &str) -> bool {
 
 /// Names of the fields in the profile, in processes and in stacks that this version does not write.
 fn unknown_fields(bytes: &[u8]) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    // Damaged files were rejected earlier.
-    let _ = Fields { of: "", known: &[TOP], found: &mut found }
-        .deserialize(&mut serde_json::Deserializer::from_slice(bytes));
-    found
-}
-
-/// Collects the unknown fields of an object, or of all objects in a list.
-struct Fields<'a> {
-    of: &'static str,
-    known: &'static [&'static str],
-    found: &'a mut BTreeSet<String>,
-}
-
-impl<'de> DeserializeSeed<'de> for Fields<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
+    #[derive(Deserialize, Default)]
+    struct Lists<'a> {
+        #[serde(borrow)]
+        processes: Vec<&'a RawValue>,
+        #[serde(borrow)]
+        stacks: Vec<&'a RawValue>,
     }
-}
-
-impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str("an object or a list of objects")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let Self { of, known, found } = self;
-        while list.next_element_seed(Fields { of, known, found: &mut *found })?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
-        while let Some(name) = object.next_key::<String>()? {
-            let is_known = self.known.iter().any(|names| names.split_whitespace().any(|known| known == name));
-            if !is_known {
-                self.found.insert(format!("{}{}", self.of, shown(&name)));
-            }
-            let found = &mut *self.found;
-            match (self.of, name.as_str()) {
-                ("", "processes") => {
-                    object.next_value_seed(Fields { of: "processes[].", known: &[PROCESS, FIGURES], found })?;
-                }
-                ("", "stacks") => {
-                    object.next_value_seed(Fields { of: "stacks[].", known: &[STACK, FIGURES], found })?
-                }
-                _ => drop(object.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(())
-    }
+    let unknown = |object: &[u8], of: &str, known: [&str; 2]| -> Vec<String> {
+        // Damaged files were rejected earlier.
+        let fields: BTreeMap<String, IgnoredAny> = serde_json::from_slice(object).unwrap_or_default();
+        let is_known = |name: &str| known.iter().any(|names| names.split_whitespace().any(|known| known == name));
+        fields.keys().filter(|name| !is_known(name.as_str())).map(|name| format!("{of}{}", shown(name))).collect()
+    };
+    let lists: Lists = serde_json::from_slice(bytes).unwrap_or_default();
+    let of_processes = lists.processes.iter().map(|it| (it, "processes[].", [PROCESS, FIGURES]));
+    let of_stacks = lists.stacks.iter().map(|it| (it, "stacks[].", [STACK, FIGURES]));
+    let of_lists = of_processes.chain(of_stacks).flat_map(|(it, of, known)| unknown(it.get().as_bytes(), of, known));
+    unknown(bytes, "", [TOP, ""]).into_iter().chain(of_lists).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{self, WriteOptions};
     use crate::testing;
-
-    fn written(profile: &crate::Profile) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let json = formats::by_name("json").expect("built in");
-        json.write(profile, &WriteOptions::default(), &mut bytes).expect("memory takes it");
-        bytes
-    }
 
     #[test]
     fn all_that_this_version_writes_is_known() {
@@ -162,13 +118,13 @@ mod tests {
             testing::stripped(),
             testing::large(20, 5),
         ] {
-            assert_eq!(unknown_fields(&written(&profile)), BTreeSet::new());
+            assert_eq!(unknown_fields(&testing::written(&profile, "json")), BTreeSet::new());
         }
     }
 
     #[test]
     fn what_a_newer_version_added_is_named() {
-        let mut value: serde_json::Value = serde_json::from_slice(&written(&testing::small())).expect("JSON");
+        let mut value = testing::json(&testing::small(), "json");
         assert_eq!(crate::read::parse(value.to_string().as_bytes()).expect("ours").notes, testing::small().notes);
         value["flavour"] = 1.into();
         value["processes"][1]["numa\u{1b}[31m"] = serde_json::json!({"node": [1, 2]});

@@ -77,7 +77,14 @@ fn table(file: &SerializedFileReader<Bytes>, known: &[String]) -> Result<Profile
     if size > LARGEST_DECOMPRESSED {
         return Err(ContentError::TooLarge(format!("{size} bytes when decompressed")));
     }
-    let mut table = Table::default();
+    let mut table = Table {
+        profile: Profile::new(Header { live: false, ..Header::new(0, Criterion::Bytes) }),
+        strings: Strings::default(),
+        process_ids: HashMap::new(),
+        losses: HashSet::new(),
+        frames: 0,
+        shared_frames: SharedFrames::default(),
+    };
     for (at, group) in groups.iter().enumerate() {
         let reader = file.get_row_group(at).map_err(damaged)?;
         let mut columns = Columns::open(file.metadata(), &*reader, known)?;
@@ -106,20 +113,6 @@ struct Table {
     /// Number of frames in all stacks.
     frames: usize,
     shared_frames: SharedFrames,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        let profile = Profile::new(Header { live: false, ..Header::new(0, Criterion::Bytes) });
-        Self {
-            profile,
-            strings: Strings::default(),
-            process_ids: HashMap::new(),
-            losses: HashSet::new(),
-            frames: 0,
-            shared_frames: SharedFrames::default(),
-        }
-    }
 }
 
 impl Table {
@@ -216,9 +209,7 @@ impl Table {
         self.process_ids.insert(key, index);
         Ok(index)
     }
-}
 
-impl Table {
     /// Adds the losses that a row states for its process. Files with several recordings have several for one process.
     fn losses(&mut self, process: usize, columns: &Columns) -> Result<(), ContentError> {
         // Older versions did not write these columns.

@@ -1,26 +1,16 @@
 //! Round trips, profiles of other profilers, and damaged or hostile files.
 
-#[cfg(feature = "pprof")]
 mod against_go;
 mod go_heap;
 mod heap_v2;
 mod json;
 mod losses;
-#[cfg(feature = "parquet")]
 mod parquet;
-#[cfg(feature = "pprof")]
 mod pprof;
 
 use super::*;
-use crate::formats::{WriteOptions, by_name};
-use crate::testing;
+use crate::testing::{self, written};
 use crate::value::Value;
-
-fn written(profile: &Profile, format: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    by_name(format).expect("known").write(profile, &WriteOptions::default(), &mut out).expect("memory");
-    out
-}
 
 fn message(result: Result<Profile, ContentError>) -> String {
     result.map(|_| ()).expect_err("must be refused").to_string()
@@ -53,7 +43,6 @@ fn damaged_does_no_harm(whole: Vec<u8>) {
         if let Ok(profile) = parse(&bytes) {
             // A profile that could be read can also be shown.
             let _ = crate::report::report(&profile, &Default::default());
-            #[cfg(feature = "pprof")]
             let _ = written(&profile, "pprof");
         }
     }
@@ -73,7 +62,6 @@ fn damaged_files_do_no_harm() {
     assert!(message(parse(&json[..json.len() / 2])).contains("damaged"));
     damaged_does_no_harm(json);
     damaged_does_no_harm(heap_v2::JEMALLOC.into());
-    #[cfg(feature = "parquet")]
     damaged_does_no_harm(written(&profile, "parquet"));
 }
 
@@ -82,16 +70,8 @@ fn what_is_no_profile_is_named() {
     for (bytes, what) in [
         (&b""[..], "empty"),
         (b"  \n", "empty"),
-        #[cfg(feature = "parquet")]
         (b"PAR1....", "Parquet"),
-        #[cfg(feature = "parquet")]
         (b"PAR1....PAR1", "Parquet"),
-        #[cfg(not(feature = "parquet"))]
-        (b"PAR1....", "heapbpf-profile was built without its feature parquet"),
-        #[cfg(not(feature = "pprof"))]
-        (b"\x1f\x8b\x08", "heapbpf-profile was built without its feature pprof"),
-        #[cfg(not(feature = "pprof"))]
-        (b"\x0a\x04\x08\x01\x10\x02", "heapbpf-profile was built without its feature pprof"),
         (b"<!DOCTYPE html>", "HTML"),
         (b"\x7fELF\x02", "a program"),
         (b"{}", "not a profile of heapbpf"),
@@ -112,9 +92,8 @@ fn time_windows_are_remembered_with_the_corrected_figures() {
     let mut profile = testing::small();
     profile.header.time_windows = true;
     profile.rows[0].alloc.bytes_correction = 12_345.0;
-    let formats = if cfg!(feature = "parquet") { &["json", "parquet"][..] } else { &["json"] };
     let total = |profile: &Profile| -> f64 { profile.rows.iter().map(|row| Value::AllocSpace.of(row)).sum() };
-    for format in formats {
+    for format in ["json", "parquet"] {
         let back = parse(&written(&profile, format)).unwrap();
         assert!(back.header.time_windows, "{format}");
         assert!((total(&back) / total(&profile) - 1.0).abs() < 1e-12, "{format}");

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use super::chain::Call;
 use super::stacks::{Group, groups, judged_groups};
-use super::summary::{listed_in, missed};
-use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, rate, without_suspects};
+use super::summary::{MOST_LINES, listed_in, missed_lines};
+use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, rate, without_suspects};
 use super::{Context, ReportOptions, plural};
 use crate::model::{Criterion, Profile};
-use crate::report::text::{Style, clip, wrap};
+use crate::report::text::{Style, clip};
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
@@ -24,17 +24,15 @@ const NO_FILE: &str = "FILE";
 /// With fewer samples, error bars are wide.
 const FEW_SAMPLES: u64 = 30;
 /// Number of samples in use that a suggested interval aims at.
-const WANTED_SAMPLES: u64 = 256;
+const ENOUGH_SAMPLES: u64 = 256;
 /// Share of unnamed stacks from which getting names is the first suggestion.
 const UNNAMED: f64 = 0.1;
-/// Width of a line's title, in columns.
-const TITLE: usize = 13;
 
 /// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
     let groups = groups(context);
     let places = places(context, &groups);
-    let mut lines = if places.is_empty() { Vec::new() } else { listed_in(context, "where", places, 2) };
+    let mut lines = if places.is_empty() { Vec::new() } else { listed_in(context, "where", places, MOST_LINES) };
     lines.extend(without_places(context, &groups));
     lines
 }
@@ -45,40 +43,15 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     let found = find(context, &all);
     let mut lines = Vec::new();
     if context.profile.header.live {
-        lines.extend(said(context, "growing", &growth(context, &all, &found), Style::Plain));
+        lines.extend(context.titled("growing", &growth(context, &all, &found), Style::Plain, MOST_LINES));
     }
-    let missed = missed(context);
-    if missed.is_empty() {
-        lines.extend(said(context, "missed", "nothing", Style::Dim));
-    } else {
-        lines.extend(listed_in(
-            context,
-            "missed",
-            missed.into_iter().map(|text| (Style::Warning, text)).collect(),
-            most_lines(context),
-        ));
-    }
+    // The table of processes needs space, too.
+    let most = if context.profile.number_of_targets() > 1 { 1 } else { MOST_LINES };
+    lines.extend(missed_lines(context, most));
     if let Some(next) = next(context, groups, &found.suspects) {
-        lines.extend(said(context, "next", &next, Style::Bold));
+        lines.extend(context.titled("next", &next, Style::Bold, most));
     }
     lines
-}
-
-/// Maximum number of lines per item: two, or one if the table of processes needs the space.
-fn most_lines(context: &Context) -> usize {
-    if context.profile.number_of_targets() > 1 { 1 } else { 2 }
-}
-
-/// A title and a text on one or two lines.
-fn said(context: &Context, title: &str, text: &str, style: Style) -> Vec<String> {
-    let mut lines = wrap(text, context.width - TITLE);
-    let most = most_lines(context);
-    if lines.len() > most {
-        lines.truncate(most);
-        lines.iter_mut().rev().take(1).for_each(|last| *last = clip(&format!("{last} …"), context.width - TITLE));
-    }
-    let begin = |k: usize| if k == 0 { format!("  {title:<0$} ", TITLE - 3) } else { " ".repeat(TITLE) };
-    lines.iter().enumerate().map(|(k, line)| begin(k) + &context.paint(style, line)).collect()
 }
 
 /// The largest functions with their shares.
@@ -172,12 +145,13 @@ fn growing_of(context: &Context, groups: &[Group], suspect: &Suspect) -> Growing
         Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
         Why::Grows => format!("{} in use", units::bytes(suspect.inuse_bytes())),
     };
+    let holders = holders(context, suspect).map_or_else(String::new, |holders| format!(", {holders}"));
     let rows = suspect.stacks.iter().flat_map(|group| &group.rows);
     Growing {
         program: suspect.stacks.first().map_or_else(String::new, |group| group.name.clone().into_owned()),
         name: suspect.name.clone(),
         how_much,
-        why,
+        why: why + &holders,
         per_second: suspect.grown.map(|grown| grown.per_second),
         processes: rows.map(|row| row.key.process).collect(),
     }
@@ -249,10 +223,9 @@ fn few_in_use(context: &Context) -> Option<String> {
     })
 }
 
-/// The interval, in bytes as `-i` takes them, with which so many samples would have been about the wanted number: a
-/// power of two.
+/// The interval, in bytes as `-i` takes them, with which so many samples would have been about enough: a power of two.
 fn finer(interval: u64, samples: u64) -> String {
-    let bytes = 1_u64 << (interval.saturating_mul(samples) / WANTED_SAMPLES).max(1).ilog2();
+    let bytes = 1_u64 << (interval.saturating_mul(samples) / ENOUGH_SAMPLES).max(1).ilog2();
     match bytes.ilog2() {
         20.. => format!("{}MiB", bytes >> 20),
         10.. => format!("{}KiB", bytes >> 10),

@@ -8,7 +8,7 @@ use super::stacks::{Group, groups};
 use super::{Context, answer, plural, processes, remarks, resident};
 use crate::estimates::Pool;
 use crate::naming::base_name;
-use crate::report::text::{Column, Style, clip, clip_start, width, wrap};
+use crate::report::text::{Column, Style, clip, clip_start, width};
 use crate::units;
 
 /// Height of the screen, in lines.
@@ -31,9 +31,10 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines.extend(answer::without_places(context, &groups));
     // For a host, the first question is which processes use its memory.
     let most = if context.profile.idle.is_empty() { ROWS } else { FEWEST_ROWS };
-    let (functions, notes) = functions(context, &groups, most);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
-    // Each section starts with an empty line.
+    // Each section starts with an empty line, and the table has two lines above its rows.
+    let fitting = SCREEN.saturating_sub(lines.len() + 3 + REMARKS + 1 + files.max(1)).max(FEWEST_ROWS);
+    let (functions, notes) = functions(context, &groups, most.min(fitting));
     let mut free = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
     if has_many {
         let rows = free.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
@@ -109,7 +110,7 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
         return Default::default();
     }
     let shown = &all[..all.len().min(most)];
-    let mut table = FigureTable::new(context, &[Column::left("FUNCTION", Style::Name)]);
+    let mut table = FigureTable::new(context, true, &[Column::left("FUNCTION", Style::Name)]);
     let program = &shown[0].program;
     // If all rows belong to one program, the heading names it.
     let is_common = shown.iter().all(|function| function.program == *program);
@@ -129,28 +130,23 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
         String::new()
     };
     about += &table.about_intervals(context);
-    let about = clip(&about, context.width.saturating_sub(width(&title)));
-    let heading = context.heading(&title) + &context.paint(Style::Dim, &about);
-    ([heading, header].into_iter().chain(rows).collect(), table.notes(context))
+    ([context.headed(&title, &about), header].into_iter().chain(rows).collect(), table.notes(context))
 }
 
 /// As many remarks as fit into `free` lines, and the number of remaining ones.
 fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
     let (all, left_out) = remarks::with_refusals(context);
-    let mark = context.paint(Style::Warning, "!");
     let mut lines = Vec::new();
     let mut shown = 0;
     for remark in &all {
-        let wrapped = wrap(remark, context.width - 4);
+        let whole = context.marked(remark);
         let more = usize::from(shown + 1 < all.len() + left_out);
-        let fits = lines.len() + wrapped.len() + more <= free;
+        let fits = lines.len() + whole.len() + more <= free;
         if shown > 0 && !fits {
             break;
         }
         // The first remark is always shown, shortened if necessary.
-        let wrapped = if fits { wrapped } else { vec![clip(remark, context.width - 4)] };
-        let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
-        lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));
+        lines.extend(if fits { whole } else { context.marked(&clip(remark, context.width - 4)) });
         shown += 1;
     }
     let more = all.len() - shown + left_out;

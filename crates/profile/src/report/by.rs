@@ -44,26 +44,19 @@ impl By {
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Stack => "stack",
-            Self::Function => "function",
-            Self::File => "file",
-            Self::Module => "module",
-            Self::Program => "program",
-            Self::Size => "size",
-            Self::Thread => "thread",
-        }
+        self.names().0
     }
 
-    fn column(self) -> &'static str {
+    /// Its name on the command line, and the title of its column.
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::Stack => "STACK",
-            Self::Function => "FUNCTION",
-            Self::File => "FILE",
-            Self::Module => "MODULE",
-            Self::Program => "PROGRAM",
-            Self::Size => "SIZE",
-            Self::Thread => "THREAD",
+            Self::Stack => ("stack", "STACK"),
+            Self::Function => ("function", "FUNCTION"),
+            Self::File => ("file", "FILE"),
+            Self::Module => ("module", "MODULE"),
+            Self::Program => ("program", "PROGRAM"),
+            Self::Size => ("size", "SIZE"),
+            Self::Thread => ("thread", "THREAD"),
         }
     }
 
@@ -83,9 +76,9 @@ impl FromStr for By {
     }
 }
 
-/// Lines of the section with at most `wanted` rows; empty if no rows are wanted or there are none.
-pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
-    if wanted == 0 {
+/// Lines of the section with at most `most` rows; empty if there are none.
+pub(super) fn section(context: &Context, by: By, most: usize) -> Vec<String> {
+    if most == 0 {
         return Vec::new();
     }
     let mut entries = entries(context, by);
@@ -93,19 +86,19 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
         return Vec::new();
     }
     let number = entries.len();
-    entries.truncate(wanted);
+    entries.truncate(most);
     if by == By::Size {
         entries.sort_by_key(|entry| entry.sizes);
     }
     let shown = &entries;
-    let mut columns = vec![Column::left(by.column(), Style::Name)];
+    let mut columns = vec![Column::left(by.names().1, Style::Name)];
     if by.is_of_frames() {
         columns.insert(0, Column::right("SELF", Style::Plain));
     }
     if by == By::Size {
         columns.push(Column::left("", Style::Dim).dispensable(3));
     }
-    let mut table = FigureTable::new(context, &columns);
+    let mut table = FigureTable::new(context, true, &columns);
     let largest = shown.iter().map(|entry| entry.pool.total(context.sort)).fold(0.0, f64::max);
     for Entry { name, pool, itself, .. } in shown {
         let known = pool.knows(context.profile, context.sort);
@@ -131,9 +124,8 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
         about.push_str(" · stacks through them, each counted once");
     }
     let title = format!("By {}", by.name());
-    let about = clip(&about, context.width.saturating_sub(title.len()));
     let (header, rows) = table.lines(context);
-    let mut lines = vec![context.heading(&title) + &context.paint(Style::Dim, &about), header];
+    let mut lines = vec![context.headed(&title, &about), header];
     lines.extend(rows);
     lines.extend(table.notes(context));
     if by == By::Size {
@@ -161,7 +153,7 @@ pub(super) struct Entry {
 
 /// The row name that a frame counts towards.
 fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String {
-    let module = || frame.module.and_then(|index| profile.modules.get(index)).map(|module| module.path.to_string());
+    let module = || profile.module_of(frame).map(|module| module.path.to_string());
     match by {
         By::Module => module().unwrap_or_else(|| "[no module]".into()),
         By::File => match &frame.file {

@@ -35,15 +35,6 @@ pub struct FrameView {
     pub full_names: bool,
 }
 
-impl PartialEq for FrameView {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.rules, other.rules)
-            && (self.all_frames, self.full_names) == (other.all_frames, other.full_names)
-    }
-}
-
-impl Eq for FrameView {}
-
 impl Default for FrameView {
     fn default() -> Self {
         Self { rules: FrameRules::standard(), all_frames: false, full_names: false }
@@ -61,8 +52,7 @@ impl FrameView {
 
     /// The frame as an element of a chain.
     pub fn call(&self, profile: &Profile, frame: &Frame) -> Call {
-        let module =
-            frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
+        let module = profile.module_of(frame).map_or("", |module| base_name(&module.path));
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
             (Some(file), None) => base_name(file).into(),

@@ -2,7 +2,6 @@
 //! those that fit on a screen.
 
 use serde_json::{Map, Value as Json, json};
-use thiserror::Error;
 
 use super::stacks::{Group, groups, judged_groups};
 use super::suspects::{Suspect, Why};
@@ -13,25 +12,14 @@ use crate::estimates::Pool;
 use crate::model::Profile;
 use crate::value::Value;
 
-/// Why a view could not be encoded.
-#[derive(Debug, Error)]
-pub enum DataError {
-    /// The CSV encoder failed.
-    #[error("cannot write the table as CSV: {0}")]
-    Csv(#[from] csv::Error),
-    /// The JSON encoder failed.
-    #[error("cannot write the table as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-}
-
 /// The name of the view that a report shows instead of its usual table; `None` for the usual table.
-pub fn view(options: &ReportOptions) -> Option<String> {
+pub fn view(options: &ReportOptions) -> Option<&'static str> {
     match (&options.tree, options.by) {
-        _ if options.suspects => Some("suspects".into()),
-        (Some(Tree::Down), _) => Some("tree".into()),
-        (Some(Tree::Callers(_)), _) => Some("callers".into()),
+        _ if options.suspects => Some("suspects"),
+        (Some(Tree::Down), _) => Some("tree"),
+        (Some(Tree::Callers(_)), _) => Some("callers"),
         (None, By::Stack) => None,
-        (None, by) => Some(by.name().into()),
+        (None, by) => Some(by.name()),
     }
 }
 
@@ -46,7 +34,7 @@ fn with_all_frames(options: &ReportOptions) -> ReportOptions {
 ///
 /// # Errors
 /// Writing to memory failed.
-pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataError> {
+pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, csv::Error> {
     let options = &with_all_frames(options);
     let context = Context::new(profile, options);
     let table = table(&context);
@@ -73,7 +61,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
         record.extend(row.more.iter().map(text));
         writer.write_record(&record)?;
     }
-    writer.into_inner().map_err(|error| DataError::Csv(error.into_error().into()))
+    writer.into_inner().map_err(|error| error.into_error().into())
 }
 
 /// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`. The rows have the same
@@ -81,19 +69,19 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
 ///
 /// # Errors
 /// The view could not be encoded.
-pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataError> {
+pub fn json(profile: &Profile, options: &ReportOptions) -> serde_json::Result<String> {
     let options = &with_all_frames(options);
     let context = Context::new(profile, options);
     let table = table(&context);
     let rows: Vec<Json> = table.rows.iter().map(|row| row.json(&context, &table)).collect();
     let whole = json!({
-        "view": view(options).unwrap_or_else(|| "stack".into()),
+        "view": view(options).unwrap_or("stack"),
         "subject": subject(profile),
         "sorted_by": context.sort.name(),
         "confidence": options.confidence,
         "rows": rows,
     });
-    Ok(pretty_json(&whole)?)
+    pretty_json(&whole)
 }
 
 /// A table before it is written.
@@ -268,7 +256,7 @@ mod tests {
             let records: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().expect("records");
             let json: Json = serde_json::from_str(&json(&profile, &options).expect("JSON")).expect("JSON");
             let rows = json["rows"].as_array().expect("rows");
-            assert_eq!((rows.len(), json["view"].as_str()), (records.len(), Some(name.as_deref().unwrap_or("stack"))));
+            assert_eq!((rows.len(), json["view"].as_str()), (records.len(), Some(name.unwrap_or("stack"))));
             assert!(!rows.is_empty(), "{name:?}");
             for (row, record) in rows.iter().zip(&records) {
                 let estimate = row["alloc_bytes"]["estimate"].as_f64().expect("an estimate");

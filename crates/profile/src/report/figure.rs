@@ -4,6 +4,26 @@ use super::units::{ByteUnit, count};
 use crate::estimates::Pool;
 use crate::model::Profile;
 use crate::value::Value;
+use heapbpf_statistics::estimate::Estimate;
+
+/// A change in bytes, and the ends of its interval in the same unit: `+41.0 KiB` and `[33.0, 50.2]`. The latter is
+/// empty if the change is exact or has no interval.
+pub fn change_text(change: &Estimate) -> (String, String) {
+    let unit = ByteUnit::of(change.estimate);
+    let figure = |value: f64| if value < 0.0 { format!("−{}", unit.figure(-value)) } else { unit.figure(value) };
+    let plus = if change.estimate > 0.0 { "+" } else { "" };
+    let bounds = match (change.low, change.high) {
+        (Some(low), Some(high)) if low < high => format!("[{}, {}]", figure(low), figure(high)),
+        _ => String::new(),
+    };
+    (format!("{plus}{} {}", figure(change.estimate), unit.name()), bounds)
+}
+
+/// A growth per second, likewise: `+41.0 KiB/s` and `[33.0, 50.2]`.
+pub fn rate_text(per_second: &Estimate) -> (String, String) {
+    let (figure, bounds) = change_text(per_second);
+    (figure + "/s", bounds)
+}
 
 /// A figure and its interval as two texts for adjacent columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,6 +84,11 @@ impl FigureText {
         Self { figure, ..Self::default() }
     }
 
+    /// The figure, and its interval if there is one.
+    pub fn text(&self) -> String {
+        if self.bounds.is_empty() { self.figure.clone() } else { format!("{} {}", self.figure, self.bounds) }
+    }
+
     /// The text of a value in use if frees were not followed.
     pub fn not_known() -> Self {
         Self { figure: "not known".into(), ..Self::default() }
@@ -94,6 +119,14 @@ mod tests {
         let figure = text(&[0], Value::InuseSpace);
         assert!(figure.figure.ends_with(" MiB"), "{figure:?}");
         assert!(figure.bounds.starts_with('[') && figure.bounds.ends_with(']') && !figure.bounds.contains('B'));
+    }
+
+    #[test]
+    fn a_change_has_its_interval_in_its_unit() {
+        let change = Estimate { estimate: 41_984.0, low: Some(-1_024.0), high: Some(51_405.0), ..Estimate::default() };
+        assert_eq!(change_text(&change), ("+41.0 KiB".to_owned(), "[−1.00, 50.2]".to_owned()));
+        assert_eq!(rate_text(&Estimate { low: None, ..change }), ("+41.0 KiB/s".to_owned(), String::new()));
+        assert_eq!(change_text(&Estimate { estimate: -512.0, ..Estimate::default() }).0, "−512 B");
     }
 
     #[test]

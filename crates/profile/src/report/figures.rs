@@ -53,18 +53,10 @@ fn values(context: &Context) -> &'static [Value] {
 }
 
 impl FigureTable {
-    /// A table without rows. Its rows will be numbered.
-    pub(super) fn new(context: &Context, more: &[Column]) -> Self {
-        let columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
-        Self { numbered: true, ..Self::of(columns, context, more) }
-    }
-
-    /// A table without rows. Its rows will not be numbered.
-    pub(super) fn without_numbers(context: &Context, more: &[Column]) -> Self {
-        Self::of(vec![Column::right("SHARE", Style::Bold)], context, more)
-    }
-
-    fn of(mut columns: Vec<Column>, context: &Context, more: &[Column]) -> Self {
+    /// A table without rows. `numbered`: its rows will have numbers.
+    pub(super) fn new(context: &Context, numbered: bool, more: &[Column]) -> Self {
+        let mut columns = Vec::from_iter(numbered.then(|| Column::right("#", Style::Dim).gap(1)));
+        columns.push(Column::right("SHARE", Style::Bold));
         let live = context.profile.header.live;
         for &value in values(context) {
             // On narrow terminals, intervals of counts are dropped first, then counts, then intervals of bytes.
@@ -84,7 +76,7 @@ impl FigureTable {
         columns.extend(more.iter().cloned());
         let name = more.iter().position(|column| column.style == Style::Name);
         let (table, reasons, incomplete) = (Table::new(columns), BTreeSet::new(), Vec::new());
-        Self { table, rows: 0, numbered: false, partial: false, has_intervals: false, reasons, name, incomplete }
+        Self { table, rows: 0, numbered, partial: false, has_intervals: false, reasons, name, incomplete }
     }
 
     /// Adds a row.

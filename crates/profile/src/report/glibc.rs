@@ -1,7 +1,7 @@
 //! How a heap is divided into memory in use and free memory, if glibc's arenas were read; the parts add up.
 
 use super::processes::Entry;
-use super::resident::{TOGETHER, bytes};
+use super::resident::{bytes, together, with_memory};
 use super::{Context, plural};
 use crate::model::{Before, Glibc, Recorded, Resident};
 use crate::units;
@@ -12,8 +12,11 @@ const MUCH_BYTES: u64 = 16 << 20;
 const MUCH: f64 = 0.1;
 /// More arenas than this per process are considered many; a single-threaded program has one.
 const MANY_ARENAS: u64 = 4;
-/// From this share of the resident memory, the brief report names memory of the heap that is in no recorded block.
-const MUCH_OF_RESIDENT: f64 = 1.0 / 3.0;
+/// From this share of the resident memory, the brief report names older blocks.
+const MUCH_OLDER: f64 = 1.0 / 3.0;
+/// From this size and share of the resident memory, the brief report names free memory.
+const FREE_BYTES: u64 = 1 << 20;
+const MUCH_FREE: f64 = 0.1;
 /// From this size and share, the report names other memory in the heap's mappings, or memory added between the two
 /// readings.
 const OTHER_BYTES: f64 = (1 << 20) as f64;
@@ -53,25 +56,46 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
         let others = super::resident::of_other_allocators(context, entry, resident);
         said += &others.map_or_else(String::new, |others| format!("; {others}"));
     }
-    if let Some(remedy) = remedy(glibc, resident, entry.members(context.profile).count().max(1) as u64) {
+    if let Some(remedy) = remedy(glibc, resident, with_memory(context.profile, entry).count().max(1) as u64) {
         said += &format!("; {remedy}");
     }
     said
 }
 
-/// What of the heap is in no recorded block, if it is a large part of the resident memory: ` (53.0 MiB free inside
-/// glibc)`, or nothing.
-pub(super) fn not_recorded(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
-    let least = resident.total_bytes() as f64 * MUCH_OF_RESIDENT;
+/// What of the heap is in older blocks, if it is a large part of the resident memory: ` (53.0 MiB in older blocks)`, or
+/// nothing.
+pub(super) fn older(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
     let before = recorded(context, entry).map_or(0.0, |recorded| glibc.before(&recorded).estimate);
     // Some of the blocks in use are not in memory; these may be older ones.
     let before = before - glibc.absent_bytes as f64;
-    let large: Vec<String> = [(before, "in older blocks"), (glibc.free_resident_bytes as f64, "free inside glibc")]
-        .into_iter()
-        .filter(|(size, _)| *size >= least)
-        .map(|(size, what)| format!("{} {what}", bytes(size)))
-        .collect();
-    if large.is_empty() { String::new() } else { format!(" ({})", large.join(", ")) }
+    let is_large = before >= resident.total_bytes() as f64 * MUCH_OLDER;
+    if is_large { format!(" ({} in older blocks)", bytes(before)) } else { String::new() }
+}
+
+/// The free memory that allocators hold, if it is much, with what gives it back: `180 MiB inside glibc; malloc_trim(0)
+/// would release …`.
+pub(super) fn free_inside(resident: &Resident, processes: u64) -> Option<String> {
+    let of_glibc = resident.glibc.map_or(0, |glibc| glibc.free_resident_bytes);
+    let of_python = resident.python.map_or(0, |python| {
+        python.resident_bytes.saturating_sub(python.inuse_bytes).saturating_sub(python.inconsistent_bytes)
+    });
+    let all = of_glibc.saturating_add(of_python);
+    if all < FREE_BYTES || (all as f64) < MUCH_FREE * resident.total_bytes() as f64 {
+        return None;
+    }
+    let [sum, glibc, python] = [all, of_glibc, of_python].map(|size| bytes(size as f64));
+    let mut said = match (of_glibc, of_python) {
+        (_, 0) => format!("{sum} inside glibc"),
+        (0, _) => format!("{sum} inside Python's arenas"),
+        _ => format!("{sum} inside allocators: {python} Python's arenas, {glibc} glibc"),
+    };
+    if let Some(remedy) = resident.glibc.and_then(|glibc| remedy(&glibc, resident, processes.max(1))) {
+        said += &format!("; {remedy}");
+    }
+    if of_python >= all / 4 {
+        said += "; Python returns an arena only when all of it is free";
+    }
+    Some(said)
 }
 
 /// What was recorded, if all of it is in glibc's heaps, and no block is missing in any process.
@@ -88,13 +112,11 @@ fn recorded(context: &Context, entry: &Entry) -> Option<Recorded> {
 
 /// `the heap = 8.00 MiB in recorded blocks + 24.0 MiB in older blocks + 8.10 MiB free inside glibc + …`.
 fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc, recorded: &Recorded) -> String {
-    let figure = context.figure(&entry.pool.without_go(), Value::InuseSpace);
-    let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
-    let figure = figure.figure.replace(' ', &TOGETHER.to_string());
+    let figure = together(context.figure(&entry.pool.without_go(), Value::InuseSpace));
     let before = glibc.before(recorded);
-    let rest = rest(without_python(resident), glibc, recorded.bytes.0 + before.estimate);
+    let rest = rest(without_python(resident), glibc, recorded.bytes.estimate + before.estimate);
     format!(
-        "the heap = {figure}{bounds} in recorded blocks + {} in older blocks + {} free inside glibc{}{}",
+        "the heap = {figure} in recorded blocks + {} in older blocks + {} free inside glibc{}{}",
         with_bounds(&before),
         free(glibc),
         of_python(resident),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Context, plural};
 use crate::group::process_name;
 use crate::model::{Process, Profile};
-use crate::report::text::{Style, clip, wrap};
+use crate::report::text::clip;
 use heapbpf_audit::Hook;
 
 /// Maximum number of reasons, maximum number of processes named for each, and width of a name in columns.
@@ -27,12 +27,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines.extend(
         most_first(ways, |number| *number).map(|(way, number)| format!("  {way}: {}", plural(number, "process"))),
     );
-    let mark = context.paint(Style::Warning, "!");
     let (refusals, more) = refusals(profile);
-    for text in refusals {
-        let texts = wrap(&text, context.width - 4).into_iter().enumerate();
-        lines.extend(texts.map(|(at, text)| format!("  {} {text}", if at == 0 { &*mark } else { " " })));
-    }
+    lines.extend(refusals.iter().flat_map(|text| context.marked(text)));
     lines.extend((more > 0).then(|| format!("    and for {}", plural(more as u64, "more reason"))));
     lines
 }

@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Context;
-use super::suspects::rate;
+use super::suspects::{lately, rate};
 use crate::diff::growth::{Grown, growth};
 use crate::estimates::{Pool, exact};
 use crate::group::{GroupBy, Groups};
 use crate::model::{LossBound, Process, Profile, Resident, Row};
+use crate::process_pools::pools_of_processes;
 use crate::programs;
 use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, clip};
@@ -20,6 +21,8 @@ use heapbpf_statistics::interval::Interval;
 
 /// Maximum number of programs or processes in the table.
 const MOST: usize = 10;
+/// Title of the column of growth.
+const GROWING: &str = "GROWING";
 
 /// A line of the table: a program or a process.
 pub(super) struct Entry {
@@ -57,7 +60,7 @@ impl Entry {
     }
 
     /// Whether every process has ended.
-    fn has_ended(&self, profile: &Profile) -> bool {
+    pub(super) fn has_ended(&self, profile: &Profile) -> bool {
         self.members(profile).all(|process| process.ended)
     }
 
@@ -128,7 +131,7 @@ impl Entry {
         self.processes.iter().for_each(|&process| later.add(&profile.processes[process].slack));
         [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
             let counted = self.exact(profile, value)? as f64;
-            let found = self.pool.raw_estimate_with(profile, value, SELF_CHECK_CONFIDENCE, &later);
+            let found = self.pool.raw_estimate(profile, value, SELF_CHECK_CONFIDENCE, &later);
             // With time windows, there is no interval of the total that was allocated.
             let five_sigma = Interval { low: found.low?, high: found.high? };
             let check = self_check(self.pool.raw_total(value), self.pool.variance(value), five_sigma, counted);
@@ -143,7 +146,6 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     let groups = Groups::new(profile, by);
     let mut number_of: HashMap<String, usize> = HashMap::new();
     let mut entries: Vec<Entry> = Vec::new();
-    let mut entry_of = Vec::with_capacity(profile.processes.len());
     let mut entry_with = |entries: &mut Vec<Entry>, number: usize, name: String| {
         // Two processes that had the same pid one after the other are separate.
         let key = if by.separates_processes() { number.to_string() } else { name.clone() };
@@ -152,28 +154,14 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
             entries.len() - 1
         })
     };
-    for process in 0..profile.processes.len() {
+    for (process, pool) in pools_of_processes(profile).iter().enumerate() {
         let entry = entry_with(&mut entries, process, groups.of_process(process).into_owned());
         entries[entry].processes.push(process);
-        entry_of.push(entry);
+        entries[entry].pool.merge(pool);
     }
     for idle in 0..profile.idle.len() {
         let entry = entry_with(&mut entries, profile.processes.len() + idle, groups.of_idle(idle).into_owned());
         entries[entry].idle.push(idle);
-    }
-    for row in &profile.rows {
-        if let Some(&entry) = entry_of.get(row.key.process) {
-            entries[entry].pool.add(row);
-        }
-    }
-    // Processes without samples have bounds too.
-    for Entry { processes, pool, .. } in &mut entries {
-        // Nothing is hooked in a program that allocates only on Go's heap.
-        if processes.iter().any(|&process| profile.processes[process].hook != Some(Hook::GoRuntime)) {
-            pool.allow_for_others(&context.intervals);
-        }
-        pool.cover(processes.iter().copied());
-        pool.is_of(processes.iter().copied());
     }
     entries
 }
@@ -224,7 +212,7 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     let memory = [
         has(|_| true).then_some(("RESIDENT", (|it| size_text(it.total_bytes())) as fn(&Resident) -> String)),
         has(|it| it.growth_per_minute.is_some()).then_some(("PER MINUTE", |it| it.growth_text())),
-        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", not_seen_text)),
+        has(|it| it.not_seen_bytes() > 0).then_some(("NOT SEEN", not_seen_text)),
         has(|it| it.swapped_bytes > 0).then_some(("SWAPPED", |it| size_text(it.swapped_bytes))),
         (by == GroupBy::Cgroup && has(|it| it.cgroup_bytes.is_some()))
             .then_some(("CGROUP'S", |it| size_text(it.cgroup_bytes.unwrap_or(0)))),
@@ -234,7 +222,8 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     let mut table = Table::new(columns(by, memory.map(|it| it.map(|(title, _)| title)), values, (grows, brief)));
     for ((resident, entry), growing) in entries.iter().zip(growing) {
         let ended = if entry.has_ended(profile) { " ended" } else { "" };
-        let inline = if entry.is_inline(profile) { " inline" } else { "" };
+        // On the first screen, remarks name the processes that are not.
+        let inline = if !brief && entry.is_inline(profile) { " inline" } else { "" };
         let name = if brief { context.width / 4 } else { context.width / 3 };
         let mut cells = vec![clip(&entry.name, name) + ended + inline];
         // Of a process that runs, memory was to be read.
@@ -260,18 +249,14 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         }
         table.row(cells);
     }
-    let title = match by {
-        _ if entries.len() == 1 => "Estimated and counted",
-        GroupBy::Program => "Programs",
-        GroupBy::Comm => "Process names",
-        GroupBy::Exe => "Executables",
-        GroupBy::Cgroup => "cgroups",
-        GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "Processes",
-    };
+    let title = if entries.len() == 1 { "Estimated and counted" } else { titles(by).0 };
     let (header, rows) = table.lines(context.width, context.options.color);
-    let of = format!(" · top {most} of {}", units::count(entries.len() as f64));
-    let of = if brief && entries.len() > most { context.paint(Style::Dim, &of) } else { String::new() };
-    let mut lines = vec![context.heading(title) + &of, header];
+    let of = || format!(" · top {most} of {}", units::count(entries.len() as f64));
+    let mut about = if brief && entries.len() > most { of() } else { String::new() };
+    if header.contains(GROWING) {
+        about += &format!(" · growing: all memory in use, {}", lately(context));
+    }
+    let mut lines = vec![context.headed(title, &about), header];
     lines.extend(rows);
     if let Some(more @ 1..) = entries.len().checked_sub(most).filter(|_| !brief) {
         let rest = format!("  and {} more", units::count(more as f64));
@@ -287,10 +272,21 @@ fn size_text(bytes: u64) -> String {
 
 /// Memory in no known heap. It is unknown where memory was not divided into parts.
 fn not_seen_text(resident: &Resident) -> String {
-    match (resident.other_bytes, resident.undivided_bytes) {
+    match (resident.not_seen_bytes(), resident.undivided_bytes) {
         (other, 0) => size_text(other),
         (0, _) => "unknown".into(),
         (other, _) => format!("≥ {}", size_text(other)),
+    }
+}
+
+/// Titles of the table and of its first column.
+fn titles(by: GroupBy) -> (&'static str, &'static str) {
+    match by {
+        GroupBy::Program => ("Programs", "PROGRAM"),
+        GroupBy::Comm => ("Process names", "NAME"),
+        GroupBy::Exe => ("Executables", "EXECUTABLE"),
+        GroupBy::Cgroup => ("cgroups", "CGROUP"),
+        GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => ("Processes", "PROCESS"),
     }
 }
 
@@ -300,14 +296,7 @@ fn columns(
     values: [Option<Value>; 3],
     (grows, brief): (bool, bool),
 ) -> Vec<Column> {
-    let name = match by {
-        GroupBy::Program => "PROGRAM",
-        GroupBy::Comm => "NAME",
-        GroupBy::Exe => "EXECUTABLE",
-        GroupBy::Cgroup => "CGROUP",
-        GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "PROCESS",
-    };
-    let mut columns = vec![Column::left(name, Style::Name).gap(2)];
+    let mut columns = vec![Column::left(titles(by).1, Style::Name).gap(2)];
     let memory = memory.into_iter().enumerate().filter_map(|(place, title)| Some((place, title?)));
     let ranks = [0, 5, if brief { 4 } else { 1 }, 7, 1];
     // The parts of resident memory come before the figures that it is compared with.
@@ -321,7 +310,7 @@ fn columns(
         columns.push(Column::right(title, Style::Bold));
         columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
         if grows && value == Value::InuseSpace {
-            columns.push(Column::right("GROWING", Style::Plain).dispensable(4));
+            columns.push(Column::right(GROWING, Style::Plain).dispensable(4));
         }
     }
     if brief {

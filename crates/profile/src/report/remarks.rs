@@ -7,8 +7,7 @@ use super::{Context, hooking, plural};
 use crate::estimates::{NO_SAMPLES, TIME_WINDOWS};
 use crate::group::{GroupBy, process_name};
 use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED, UNSEEN, WEIGHTS_UNPROVEN};
-use crate::model::{LOST_PREFIX, LossBound, Losses, Process, Profile};
-use crate::report::text::{Style, wrap};
+use crate::model::{LOST_PREFIX, LossBound, Losses, Process, Profile, Row};
 use crate::units;
 use crate::value::Value;
 
@@ -30,10 +29,7 @@ const SEPARATE: usize = 2;
 
 /// Lines of the section; empty if there are no remarks.
 pub(super) fn section(context: &Context) -> Vec<String> {
-    let mark = context.paint(Style::Warning, "!");
-    let line =
-        |(index, line): (usize, String)| if index == 0 { format!("  {mark} {line}") } else { format!("    {line}") };
-    all(context).iter().flat_map(|remark| wrap(remark, context.width - 4).into_iter().enumerate().map(line)).collect()
+    all(context).iter().flat_map(|remark| context.marked(remark)).collect()
 }
 
 /// A remark in one line.
@@ -54,8 +50,15 @@ impl Remark {
     }
 }
 
-fn is_in_no_figure(text: &str) -> bool {
-    IN_NO_FIGURE.iter().any(|part| text.contains(part))
+/// Whether a note is about something that no figure has.
+pub(super) fn is_in_no_figure(note: &str) -> bool {
+    IN_NO_FIGURE.iter().any(|part| note.contains(part))
+}
+
+/// Whether such a note begins with what a process lacks. Further on, notes have names of processes and files, which may
+/// be anything.
+pub(super) fn is_about(note: &str, what: &str) -> bool {
+    !what.is_empty() && note.strip_prefix(IN_NO_FIGURE[0]).unwrap_or(note).starts_with(what)
 }
 
 /// All remarks, each in one line. Those about the largest share of bytes or calls come first.
@@ -78,7 +81,7 @@ pub(super) fn with_refusals(context: &Context) -> (Vec<String>, usize) {
 /// The remarks by kind.
 fn kinds(context: &Context) -> Vec<Vec<Remark>> {
     let (profile, shares) = (context.profile, byte_shares(context.profile));
-    let mut kinds = vec![Vec::from_iter(without_wanted(context)), of_losses(context).collect()];
+    let mut kinds = vec![Vec::from_iter(without_requested(context)), of_losses(context).collect()];
     if profile.header.samples_known {
         kinds.push(Vec::from_iter(lost_in_use(context)));
         kinds.push(unbounded(profile, &shares));
@@ -99,7 +102,7 @@ fn kinds(context: &Context) -> Vec<Vec<Remark>> {
     let unnamed = crate::unnamed::modules(profile).into_iter();
     let unnamed = unnamed.filter_map(|(module, bytes)| Some((module.reason.as_deref()?.to_owned(), bytes)));
     kinds.push(unnamed.map(|(reason, bytes)| Remark::new(reason, bytes / all_bytes)).collect());
-    let share = |note: &str| units::share_in(note).or_else(|| share_missing(profile, note));
+    let share = |note: &str| share_in(note).or_else(|| share_missing(profile, note));
     kinds.push(profile.notes.iter().map(|note| Remark { text: note.clone(), share: share(note) }).collect());
     kinds
 }
@@ -117,14 +120,17 @@ fn ordered(kinds: Vec<Vec<Remark>>) -> (Vec<String>, usize) {
     (all.into_iter().map(|remark| remark.text).collect(), more)
 }
 
+/// The share in a note such as `7 samples were lost (2.10 %): why`, 0 to 1. Other notes may look like that.
+fn share_in(note: &str) -> Option<f64> {
+    let (percent, _) = note.split_once(" (")?.1.split_once(" %): ")?;
+    let percent: f64 = percent.parse().ok()?;
+    (0.0..=100.0).contains(&percent).then_some(percent / 100.0)
+}
+
 /// Share of each process in the bytes allocated.
 fn byte_shares(profile: &Profile) -> Vec<f64> {
-    let mut bytes = vec![0.0; profile.processes.len()];
-    for row in &profile.rows {
-        if let Some(of_process) = bytes.get_mut(row.key.process) {
-            *of_process += row.alloc.bytes;
-        }
-    }
+    let sum = |rows: Vec<&Row>| rows.iter().map(|row| row.alloc.bytes).sum::<f64>() + 0.0;
+    let bytes: Vec<f64> = profile.rows_of_processes().into_iter().map(sum).collect();
     let all = bytes.iter().sum::<f64>().max(1.0);
     bytes.into_iter().map(|bytes| bytes / all).collect()
 }
@@ -135,15 +141,13 @@ fn share_missing(profile: &Profile, note: &str) -> Option<f64> {
     if !is_in_no_figure(note) {
         return None;
     }
-    // Further on, notes have names of processes and files, which may be anything.
-    let what = note.strip_prefix(IN_NO_FIGURE[0]).unwrap_or(note);
     let (mut missing, mut all) = (0.0, 0.0);
     for process in profile.processes.iter().chain(&profile.idle) {
         let Some(resident) = &process.resident else { continue };
-        let parts = [resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
+        let parts = [resident.jit_code_bytes, resident.not_seen_bytes(), resident.undivided_bytes];
         let (heap, others) = (resident.heap_bytes as f64, parts.iter().map(|bytes| *bytes as f64).sum::<f64>());
         all += heap + others;
-        if process.missing.iter().any(|it| !it.what.is_empty() && what.starts_with(&it.what)) {
+        if process.missing.iter().any(|it| is_about(note, &it.what)) {
             missing += heap + others - process.counted_heap_bytes() as f64;
         }
     }
@@ -156,12 +160,12 @@ pub(super) fn of_losses(context: &Context) -> impl Iterator<Item = Remark> {
 }
 
 /// Remark if the profile lacks the requested sort value. It comes first.
-fn without_wanted(context: &Context) -> Option<Remark> {
-    let wanted = context.options.sort.filter(|wanted| !super::has(context.profile, *wanted))?;
+fn without_requested(context: &Context) -> Option<Remark> {
+    let requested = context.options.sort.filter(|value| !super::has(context.profile, *value))?;
     let instead = context.sort.title();
     let text = format!(
         "no {} in this profile: frees were not tracked (--no-live); sorted by {instead} instead",
-        wanted.name()
+        requested.name()
     );
     Some(Remark::new(text, f64::INFINITY))
 }
@@ -266,8 +270,7 @@ fn unbounded(profile: &Profile, shares: &[f64]) -> Vec<Remark> {
         processes.fold((0_u64, 0.0_f64), |(number, sum), (_, share)| (number + 1, sum + share))
     };
     let of = |what: &str, (processes, share): (u64, f64), why: &str| {
-        let who =
-            if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
+        let who = plural(processes, "process");
         let text = || format!("no error bars for {what} figures of {who}, or for sums that include them: {why}");
         (processes > 0).then(|| Remark::new(text(), share))
     };
@@ -278,13 +281,19 @@ fn unbounded(profile: &Profile, shares: &[f64]) -> Vec<Remark> {
     figures.into_iter().chain(peak).chain(weights).chain(unseen).collect()
 }
 
-fn incomplete(context: &Context) -> Option<Remark> {
-    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
-    for row in &context.profile.rows {
+/// Number of samples with an incomplete stack, by the reason why it was cut.
+pub(super) fn cut_samples(profile: &Profile) -> BTreeMap<&str, u64> {
+    let mut samples: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in &profile.rows {
         if let Some(cut) = &row.key.stack.cut {
-            *reasons.entry(cut).or_default() += row.alloc.samples;
+            *samples.entry(cut).or_default() += row.alloc.samples;
         }
     }
+    samples
+}
+
+fn incomplete(context: &Context) -> Option<Remark> {
+    let reasons = cut_samples(context.profile);
     let samples = context.whole.samples(Value::AllocSpace);
     let cut: u64 = reasons.values().sum();
     if cut == 0 {

@@ -5,8 +5,8 @@ use indexmap::IndexSet;
 use serde::Serialize;
 
 use super::processes::{Entry, entries};
-use super::{Context, ReportOptions};
-use crate::estimates::NOT_COUNTED;
+use super::{Context, FigureText, ReportOptions};
+use crate::estimates::{NOT_COUNTED, Pool};
 use crate::group::GroupBy;
 use crate::model::{HEAP, OTHER, Process, Profile, Resident, UNDIVIDED};
 use crate::report::text::{Style, wrap};
@@ -21,7 +21,7 @@ const OWN_HEAP: &str = "own heap";
 const PYTHONS: &str = "Python objects";
 
 /// Placeholder for a non-breaking space between a number and its unit.
-pub(super) const TOGETHER: char = '\u{e000}';
+const TOGETHER: char = '\u{e000}';
 
 /// How the resident memory of a program or process is used.
 #[derive(Serialize)]
@@ -39,6 +39,8 @@ pub struct ResidentText {
     pub bytes: u64,
     /// Its growth in bytes per minute; `None` if unknown.
     pub growth_per_minute: Option<i64>,
+    /// Memory in no known heap, in bytes; `None` if it was not divided into parts.
+    pub not_seen: Option<u64>,
     /// The total as a sum: `1.2 GiB = heap 1 GiB + files 200 MiB`.
     pub parts: String,
     /// How much of its heap is in use.
@@ -52,6 +54,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
     let text = |(entry, resident): (Entry, Resident)| ResidentText {
         bytes: resident.total_bytes(),
         growth_per_minute: resident.growth_per_minute,
+        not_seen: (resident.undivided_bytes == 0).then_some(resident.not_seen_bytes()),
         parts: parts(&context, &entry, &resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes,
@@ -93,69 +96,81 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// The resident memory of a single program, with what of its heap is free or older if that is much. Empty if it was not
-/// measured.
+/// The resident memory of a single program, with what of its heap is older if that is much; and the free memory that
+/// its allocators hold. Empty if it was not measured.
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let measured = measured(context, GroupBy::Program);
     let [(entry, resident)] = measured.as_slice() else { return Vec::new() };
-    let of_heap = |glibc| super::glibc::not_recorded(context, entry, resident, glibc);
-    let about_heap = resident.glibc.as_ref().map(of_heap).unwrap_or_default();
-    let about_other = about_other(context, entry, resident);
-    let wrapped = wrap(&large_parts(resident, (&about_heap, &about_other)), context.width - 13);
-    let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
-    wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
+    let older = |glibc| super::glibc::older(context, entry, resident, glibc);
+    let about_heap = resident.glibc.as_ref().map(older).unwrap_or_default();
+    let mut parts = large_parts(resident, (&about_heap, &about_other(context, entry, resident)));
+    parts += when(context, entry, resident);
+    let mut lines = context.titled("resident", &parts, Style::Plain, usize::MAX);
+    if let Some(free) = super::glibc::free_inside(resident, with_memory(context.profile, entry).count() as u64) {
+        lines.extend(context.titled("free", &free, Style::Plain, 2));
+    }
+    lines.into_iter().map(|line| line.replace(TOGETHER, " ")).collect()
+}
+
+/// The processes whose memory an entry has. Idle ones that have ended count only if nothing else of the program is left.
+pub(super) fn with_memory<'a>(profile: &'a Profile, entry: &'a Entry) -> impl Iterator<Item = &'a Process> {
+    let has_ended = entry.has_ended(profile);
+    let idle = entry.idle.iter().map(|&process| &profile.idle[process]);
+    let counted = entry.processes.iter().map(|&process| &profile.processes[process]);
+    counted.chain(idle.filter(move |process| has_ended || !process.ended))
 }
 
 /// The total memory of an entry's processes; `None` if it was not measured for a process that has not ended.
 pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
-    let sum = entry.members(profile).try_fold(None, |sum: Option<Resident>, process| match process.resident {
-        Some(resident) => {
-            let mut all = resident;
-            sum.iter().for_each(|sum| all.add(sum));
-            Some(Some(all))
-        }
-        None => process.ended.then_some(sum),
-    });
-    sum.flatten().filter(|resident| resident.total_bytes() > 0)
+    Process::resident_of_all(with_memory(profile, entry))
 }
 
-/// Unaccounted memory is reported from this size and this share of the resident memory.
-const MUCH_BYTES: f64 = (8 << 20) as f64;
-const MUCH: f64 = 0.1;
-
-/// Anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes: at least the
-/// first figure; and in other programs at most the second, because nothing bounds what they have in use or what their
-/// allocators hold free, or because their memory was not divided into parts. Programs with a known runtime are left out:
-/// the report names that runtime's heap.
+/// Anonymous resident memory that neither the heap of a known allocator nor a recorded block explains, in bytes: at
+/// least the first figure; and in other programs at most the second, because nothing bounds what they have in use or
+/// what their allocators hold free, or because their memory was not divided into parts. Programs with a known runtime
+/// are left out: the report names that runtime's heap.
 pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     let profile = context.profile;
     let (mut at_least, mut at_most) = (0.0, 0.0);
     for (entry, resident) in measured(context, GroupBy::Program) {
-        if own_heap(context, &entry, &resident).is_some() {
+        // A service reports what there is now.
+        let is_past = profile.header.ended_apart && resident.is_before_end;
+        if is_past || own_heap(context, &entry, &resident).is_some() {
             continue;
         }
-        let is_much = |bytes: f64| bytes >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
-        let (inuse, high) = if entry.is_idle() {
+        let (in_memory, high) = if entry.is_idle() {
             (0.0, Some(0.0))
         } else {
             let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
             let is_known = entry.processes.iter().all(|&process| profile.knows_inuse(process));
-            (estimate.estimate, estimate.high.filter(|_| is_known))
+            (least_in_memory(context, &entry.pool), estimate.high.filter(|_| is_known))
         };
         // Other allocators than glibc may hold free memory in mappings that nothing marks.
         let has_others = entry.members(profile).any(|process| process.other_allocators().next().is_some());
         let high = high.filter(|_| !has_others);
-        let other = resident.other_bytes as f64;
+        let unknown = with_memory(profile, &entry).filter(|process| process.lacks_allocator());
+        let unknown = unknown.filter_map(|process| Some(process.resident?.heap_bytes)).fold(0, u64::saturating_add);
+        let other = resident.not_seen_bytes().saturating_add(unknown) as f64;
         let least = high.map_or(0.0, |high| other - high);
         let unbounded = if high.is_none() { other } else { 0.0 };
-        let most = unbounded + resident.undivided_bytes as f64 - inuse;
-        if is_much(least) {
+        // Where memory was divided into parts, recorded blocks are in the heap's.
+        let recorded = if resident.heap_bytes == 0 { in_memory } else { 0.0 };
+        let most = unbounded + resident.undivided_bytes as f64 - recorded;
+        if resident.is_much(least) {
             at_least += least;
-        } else if is_much(most) {
+        } else if resident.is_much(most) {
             at_most += most;
         }
     }
     (at_least, at_most)
+}
+
+/// Lower end of what recorded blocks have in memory, bytes. Blocks in use need not be in memory.
+fn least_in_memory(context: &Context, pool: &Pool) -> f64 {
+    let profile = context.profile;
+    let is_known = pool.knows(profile, Value::ResidentSpace);
+    let low = is_known.then(|| pool.estimate(profile, Value::ResidentSpace, context.options.confidence).low);
+    low.flatten().unwrap_or(0.0)
 }
 
 /// Parts below this share are added to "other" in the one-line form.
@@ -172,12 +187,36 @@ fn large_parts(resident: &Resident, about: (&str, &str)) -> String {
 
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
 fn parts(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    sum_of(resident, &resident.parts(), ("", &about_other(context, entry, resident)))
+    let sum = sum_of(resident, &resident.parts(), ("", &about_other(context, entry, resident)));
+    sum + &shared_once(context, entry, resident) + when(context, entry, resident)
+}
+
+/// Whether an entry has the memory of a single process.
+fn is_one(context: &Context, entry: &Entry) -> bool {
+    with_memory(context.profile, entry).map(Process::count).sum::<u64>() <= 1
+}
+
+/// How much it is without counting pages once for each process that shares them, if that is much less.
+fn shared_once(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    let is_much = |pss: &u64| resident.is_much(resident.total_bytes().saturating_sub(*pss) as f64);
+    let pss = resident.pss_bytes.filter(|pss| !is_one(context, entry) && is_much(pss));
+    let text = |pss: u64| format!("; {} if pages that processes share are divided among them", bytes(pss as f64));
+    pss.map_or_else(String::new, text)
+}
+
+/// Of which moment the memory of processes is that have ended.
+fn when(context: &Context, entry: &Entry, resident: &Resident) -> &'static str {
+    match (resident.is_before_end, is_one(context, entry)) {
+        (false, _) => "",
+        (true, true) => ", shortly before it ended",
+        (true, false) if entry.has_ended(context.profile) => ", of each shortly before it ended",
+        (true, false) => ", of those that have ended shortly before that",
+    }
 }
 
 /// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
 fn about_other(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    let is_much = resident.other_bytes as f64 >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+    let is_much = resident.is_much(resident.other_bytes as f64);
     // Details follow in parentheses.
     let name = own_heap(context, entry, resident).filter(|_| is_much).and_then(|what| what.split(" (").next());
     name.map_or_else(String::new, |name| format!(" (perhaps {name})"))
@@ -203,8 +242,7 @@ fn sum_of(resident: &Resident, parts: &[(&str, u64)], (about_heap, about_other):
     let beside = [("swapped", resident.swapped_bytes), ("in huge pages", resident.hugetlb_bytes)];
     let beside = beside.into_iter().filter(|(_, size)| *size > 0);
     let beside: String = beside.map(|(name, size)| format!("; {} {name}", bytes(size as f64))).collect();
-    let when = if resident.is_before_end { ", shortly before it ended" } else { "" };
-    format!("{} = {}{beside}{when}", bytes(resident.total_bytes() as f64), parts.join(" + "))
+    format!("{} = {}{beside}", bytes(resident.total_bytes() as f64), parts.join(" + "))
 }
 
 /// What the heap's memory is used for.
@@ -213,7 +251,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     if let Some(glibc) = &resident.glibc {
         return super::glibc::heap(context, entry, resident, glibc);
     }
-    if entry.is_idle() {
+    if entry.is_idle() || entry.members(profile).all(Process::lacks_allocator) {
         let others = of_other_allocators(context, entry, resident);
         return others.map_or_else(|| NOT_COUNTED.into(), |others| format!("{NOT_COUNTED}; {others}"));
     }
@@ -238,24 +276,21 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let has_gap = entry.processes.iter().any(|&process| had_gap(process));
     let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
     let pool = entry.pool.without_go();
-    let estimate = |value| pool.estimate(profile, value, context.options.confidence);
-    // Blocks in use need not be in memory, nor in mappings that are known as a heap.
-    let in_memory = pool.knows(profile, Value::ResidentSpace).then(|| estimate(Value::ResidentSpace).low).flatten();
-    let in_memory = in_memory.unwrap_or(0.0);
-    let in_heap = (in_memory - resident.other_bytes as f64).max(0.0);
-    let inuse = estimate(Value::InuseSpace).high.unwrap_or(f64::INFINITY);
+    // Blocks in memory need not be in mappings that are known as a heap.
+    let in_memory = least_in_memory(context, &pool);
+    let in_heap = (in_memory - resident.not_seen_bytes() as f64).max(0.0);
+    let inuse = pool.estimate(profile, Value::InuseSpace, context.options.confidence).high.unwrap_or(f64::INFINITY);
     let (least, mut most) = resident.unused_bytes((in_heap, inuse));
     // Nor is a mapping in which nothing was sampled, unless it is glibc's.
+    let all = resident.heap_bytes.saturating_add(resident.not_seen_bytes());
     if entry.members(profile).any(|process| process.other_allocators().next().is_some()) {
-        most = most.max(resident.heap_bytes.saturating_add(resident.other_bytes) as f64 - in_memory);
+        most = most.max(all as f64 - in_memory);
     }
-    let figure = context.figure(&pool, Value::InuseSpace);
-    let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
         Some(older) => {
             // Large blocks, and heaps in which nothing was sampled, are not recognized as such.
-            match older.min(resident.heap_bytes.saturating_add(resident.other_bytes)) {
+            match older.min(all) {
                 0 => "what was there before the recording is not in memory".to_owned(),
                 most => format!("at most {} was there before the recording", bytes(most as f64)),
             }
@@ -271,10 +306,13 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     } else {
         String::new()
     };
-    format!(
-        "of the heap, {}{bounds} is in recorded blocks; {before}{unused}",
-        figure.figure.replace(' ', &TOGETHER.to_string())
-    )
+    let recorded = together(context.figure(&pool, Value::InuseSpace));
+    format!("of the heap, {recorded} is in recorded blocks; {before}{unused}")
+}
+
+/// A figure with its interval. Its number and its unit stay on one line.
+pub(super) fn together(figure: FigureText) -> String {
+    FigureText { figure: figure.figure.replace(' ', &TOGETHER.to_string()), ..figure }.text()
 }
 
 /// How large the heaps of other allocators than glibc may be in processes in which nothing was counted: neither their
@@ -284,7 +322,7 @@ pub(super) fn of_other_allocators(context: &Context, entry: &Entry, resident: &R
     let of_glibc = resident.glibc.map_or(0, |glibc| glibc.resident_bytes);
     let of_python = resident.python.map_or(0, |python| python.resident_bytes);
     let rest = resident.heap_bytes.saturating_sub(of_glibc).saturating_sub(of_python);
-    let most = rest.saturating_add(resident.other_bytes);
+    let most = rest.saturating_add(resident.not_seen_bytes());
     let names: IndexSet<&str> = entry.members(context.profile).flat_map(Process::other_allocators).collect();
     let is_divided = |name: &str| name == PYTHONS && resident.python.is_some();
     let names: Vec<&str> = names.into_iter().filter(|name| !is_divided(name)).collect();

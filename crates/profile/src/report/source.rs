@@ -130,10 +130,7 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
 
 /// A function's title and its lines.
 fn section(context: &Context, function: &Function, source: &Result<Source, String>) -> Vec<String> {
-    let text = |value| {
-        let FigureText { figure, bounds, .. } = context.figure(&function.pool, value);
-        if bounds.is_empty() { figure } else { format!("{figure} {bounds}") }
-    };
+    let text = |value| context.figure(&function.pool, value).text();
     let path = source.as_ref().map_or(function.file, |source| source.path.as_str());
     let name = clip(&function.name, context.width / 2);
     let figures = format!("in use {}, allocated {}", text(Value::InuseSpace), text(Value::AllocSpace));

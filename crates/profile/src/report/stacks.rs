@@ -13,7 +13,7 @@ use crate::group::Groups;
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Row};
 use crate::origin::{Origin, Shown};
-use crate::report::text::{Style, clip};
+use crate::report::text::Style;
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::sums::SampleSums;
@@ -34,20 +34,14 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         format!("all {} stacks", groups.len())
     };
     let title = format!("By {}", context.sort.title());
-    let mut table = FigureTable::new(context, &[]);
+    let mut table = FigureTable::new(context, true, &[]);
     shown.iter().for_each(|group| table.row(context, &group.pool, Vec::new()));
-    let mut heading = context.heading(&title);
     let about = format!(" · {of}{}", table.about_intervals(context));
-    heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
     let (header, rows) = table.lines(context);
-    let mut lines = vec![heading, header];
+    let mut lines = vec![context.headed(&title, &about), header];
     for (row, group) in rows.into_iter().zip(shown) {
         lines.push(row);
-        let chain = group.chain(context);
-        let limit = context.options.stack_lines.max(1);
-        let (lead, cut) = (group.name.as_ref(), group.cut.as_deref());
-        let calls = chain::lines(&chain, lead, cut, context.width - INDENT, limit, context.options.color);
-        lines.extend(calls.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
+        lines.extend(group.calls(context, STACK_LINES));
         let lives = lifetimes(group).map(|text| context.paint(Style::Dim, &text));
         lines.extend(lives.map(|line| format!("{:INDENT$}{line}", "")));
     }
@@ -55,6 +49,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
+/// Maximum number of lines for the calls of a stack.
+const STACK_LINES: usize = 3;
 /// Indentation of the calls of a stack, in columns.
 pub(super) const INDENT: usize = 6;
 
@@ -86,6 +82,13 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
+    /// Its calls on at most `limit` lines, indented.
+    pub(super) fn calls(&self, context: &Context, limit: usize) -> Vec<String> {
+        let (lead, cut, columns) = (self.name.as_ref(), self.cut.as_deref(), context.width - INDENT);
+        let lines = chain::lines(&self.chain(context), lead, cut, columns, limit, context.options.color);
+        lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
+    }
+
     pub(super) fn chain(&self, context: &Context) -> Chain {
         let calls = context.options.frames.calls(context.profile, &self.row.key.stack, &self.shown);
         // Recursion is detected by function; the first location is shown.
@@ -186,7 +189,7 @@ pub(super) fn groups_by<'a>(context: &'a Context, kind: StackKeyKind, view: Fram
     let groups_of = Groups::new(profile, context.group_by);
     let interned = Interned::new(profile);
     let shown = shown_places(context, &interned, context.options.frames);
-    let judged = if view == context.options.frames {
+    let judged = if view.all_frames == context.options.frames.all_frames {
         numbers(&interned, &shown)
     } else {
         shown_frames(context, &interned, view)

@@ -1,13 +1,14 @@
 //! The answer at the top of a report about many processes: which programs hold and allocate how much, how certain that
 //! is, what is missing, and what to do about it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use super::processes::{Entry, entries};
+use super::remarks::{cut_samples, is_about, is_in_no_figure};
 use super::resident::unaccounted_bytes;
-use super::{Context, plural};
+use super::{Context, TITLE, plural};
 use crate::group::GroupBy;
-use crate::model::{Process, Profile};
+use crate::model::Process;
 use crate::report::text::{Style, clip, width};
 use crate::units;
 use crate::value::Value;
@@ -15,12 +16,8 @@ use heapbpf_audit::{Hook, Missing};
 
 /// Maximum number of programs named.
 const PROGRAMS: usize = 3;
-/// Width of a line's title, in columns.
-const TITLE: usize = 13;
 /// Maximum number of lines per item.
-const MOST_LINES: usize = 2;
-/// Text that identifies notes about calls missing from all figures.
-const IS_MISSING: &str = "is missing";
+pub(super) const MOST_LINES: usize = 2;
 
 /// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
@@ -31,22 +28,26 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         lines.extend(largest(context, &entries, Value::InuseSpace, "holding"));
     }
     lines.extend(largest(context, &entries, Value::AllocSpace, "allocating"));
-    let missed = missed(context);
-    if missed.is_empty() {
-        lines.extend(listed(context, "missed", vec![(Style::Dim, "nothing".into())]));
-        return lines;
-    }
-    lines.extend(listed(context, "missed", missed.into_iter().map(|text| (Style::Warning, text)).collect()));
+    lines.extend(missed_lines(context, MOST_LINES));
     lines
 }
 
+/// What no figure has, on at most `most` lines.
+pub(super) fn missed_lines(context: &Context, most: usize) -> Vec<String> {
+    let mut items: Vec<_> = missed(context).into_iter().map(|text| (Style::Warning, text)).collect();
+    if items.is_empty() {
+        items.push((Style::Dim, "nothing".into()));
+    }
+    listed_in(context, "missed", items, most)
+}
+
 /// What no figure has, the largest first: memory, calls, and what was not hooked. Empty if nothing was missed.
-pub(super) fn missed(context: &Context) -> Vec<String> {
+fn missed(context: &Context) -> Vec<String> {
     let (least, most) = unaccounted_bytes(context);
     let mut missed = Vec::new();
     if least > 0.0 {
         let much = units::bytes(least);
-        missed.push(format!("≥ {much} of other resident memory: a runtime's own heap, or from before"));
+        missed.push(format!("≥ {much} of other resident memory: mmap, a runtime's, or older"));
     }
     if most > 0.0 {
         missed.push(format!("≤ {} of resident memory of unknown use", units::bytes(most)));
@@ -62,7 +63,8 @@ pub(super) fn missed(context: &Context) -> Vec<String> {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
     }
-    let remarks = profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
+    let is_other = |note: &&String| is_in_no_figure(note) && !not_hooked.iter().any(|what| is_about(note, what));
+    let remarks = profile.notes.iter().filter(is_other).count() as u64;
     if remarks > 0 {
         missed.push(format!("see {} below", plural(remarks, "remark")));
     }
@@ -74,16 +76,11 @@ fn largest(context: &Context, entries: &[Entry], value: Value, title: &str) -> V
     let mut order: Vec<&Entry> = entries.iter().filter(|entry| entry.pool.total(value) > 0.0).collect();
     order.sort_by(|a, b| b.pool.total(value).total_cmp(&a.pool.total(value)));
     let text = |entry: &&Entry| {
-        let figure = entry.figure(context, value);
-        let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
-        (Style::Plain, format!("{} {}{bounds}", clip(&entry.name, context.width / 2), figure.figure))
+        let figure = entry.figure(context, value).text();
+        (Style::Plain, format!("{} {figure}", clip(&entry.name, context.width / 2)))
     };
-    if order.is_empty() { Vec::new() } else { listed(context, title, order.iter().take(PROGRAMS).map(text).collect()) }
-}
-
-/// A title and items, on at most [`MOST_LINES`] lines.
-fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<String> {
-    listed_in(context, title, items, MOST_LINES)
+    let items: Vec<_> = order.iter().take(PROGRAMS).map(text).collect();
+    if items.is_empty() { Vec::new() } else { listed_in(context, title, items, MOST_LINES) }
 }
 
 /// A title and items, on at most `most` lines. `…` stands for items that do not fit.
@@ -129,12 +126,10 @@ fn given_up(context: &Context) -> Vec<String> {
     };
     let count = |name: &str| profile.counters.get(name).copied().unwrap_or(0);
     let share = |part: u64, of: u64| units::percent(part as f64 / of.max(1) as f64);
-    match profile.processes.iter().filter(|it| it.was_unseen()).map(Process::count).sum() {
-        0 => {}
-        1 => add("1 process while another recording counted it".into(), ""),
-        processes => {
-            add(format!("{} while another recording counted them", plural(processes, "process")), "");
-        }
+    let unseen: u64 = profile.processes.iter().filter(|it| it.was_unseen()).map(Process::count).sum();
+    if unseen > 0 {
+        let them = if unseen == 1 { "it" } else { "them" };
+        add(format!("{} while another recording counted {them}", plural(unseen, "process")), "");
     }
     let samples = context.whole.samples(Value::AllocSpace);
     if profile.header.unread.is_some() {
@@ -166,18 +161,15 @@ fn given_up(context: &Context) -> Vec<String> {
     }
     if let Some((processes, _)) = profile.inuse_since() {
         let has_budget = profile.processes.iter().any(|it| it.inuse_since.is_some() && may_be_of_budget(it));
-        add(format!("older blocks in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
+        let what = format!("what {} allocated before frees were tracked", plural(processes, "process"));
+        add(what, if has_budget { BUDGET } else { "" });
     }
-    let late: u64 = late(profile);
+    let is_late = |it: &&Process| it.coverage < 0.9995 && !it.was_unseen();
+    let late: u64 = profile.processes.iter().filter(is_late).map(Process::count).sum();
     if late > 0 && !profile.header.time_windows {
         add(format!("part of the time of {}", plural(late, "process")), "");
     }
-    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
-    for row in &profile.rows {
-        if let Some(reason) = &row.key.stack.cut {
-            *reasons.entry(reason).or_default() += row.alloc.samples;
-        }
-    }
+    let reasons = cut_samples(profile);
     let cut: u64 = reasons.values().sum();
     if let Some((most, _)) = reasons.into_iter().max_by_key(|(_, samples)| *samples).filter(|_| cut * 100 > samples) {
         // If an option helps, the reason names it: "… (see --stack-bytes)".
@@ -196,11 +188,6 @@ const BUDGET: &str = "--max-overhead";
 /// Whether a budget may be why frees of a process were not tracked. It never is for inline hooks.
 fn may_be_of_budget(process: &Process) -> bool {
     !process.was_unseen() && process.hook != Some(Hook::Inline)
-}
-
-/// Number of processes that were hooked late.
-fn late(profile: &Profile) -> u64 {
-    profile.processes.iter().filter(|it| it.coverage < 0.9995 && !it.was_unseen()).map(Process::count).sum()
 }
 
 #[cfg(test)]
@@ -232,9 +219,7 @@ mod tests {
     /// was missed, no figure of allocation has an error bar, and nothing claims that everything was counted.
     #[test]
     fn time_under_the_hooks_of_another_recording_is_missed() {
-        let mut profile = testing::followed_again();
-        profile.processes.truncate(1);
-        profile.rows.retain(|row| row.key.process == 0);
+        let mut profile = testing::followed_again().only_process(0);
         let process = &mut profile.processes[0];
         process.missing = vec![heapbpf_audit::Missing::unseen()];
         (process.coverage, process.exact_alloc_bytes, process.exact_alloc_objects) = (0.625, None, None);

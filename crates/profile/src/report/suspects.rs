@@ -4,17 +4,21 @@
 //! Stacks are judged individually and then combined by function, so that a leak is not averaged away among the other
 //! stacks.
 
+use std::collections::BTreeMap;
+
 use heapbpf_statistics::growth::q_values;
 use heapbpf_statistics::outliving::{self, Octave, Outliving};
 use indexmap::IndexMap;
 
 use super::stacks::{Group, INDENT, judged_groups};
-use super::{Context, chain, plural};
+use super::{Context, plural};
 use crate::diff::growth::{FEWEST, Grown, growth};
+use crate::group::Groups;
 use crate::intern::NO_STACK;
 use crate::model::Row;
-use crate::report::text::{Style, clip, width, wrap};
-use crate::units::{self, ByteUnit};
+use crate::report::figure::rate_text;
+use crate::report::text::{Style, wrap};
+use crate::units;
 use crate::value::Value;
 
 /// Largest q-value at which a stack is listed, that is, the largest expected share of chance findings in the list. It
@@ -88,21 +92,14 @@ impl Suspect<'_> {
     }
 }
 
-/// A stack that grew earlier but no longer grows.
-pub(super) struct Full<'a> {
-    pub(super) group: &'a Group<'a>,
-    /// Age of its youngest block, in seconds.
-    pub(super) seconds: f64,
-}
-
 /// The findings.
 pub(super) struct SuspectFindings<'a> {
     /// Suspects, the fastest-growing first.
     pub(super) suspects: Vec<Suspect<'a>>,
     /// Number of stacks that could be judged.
     pub(super) judged: u64,
-    /// Full stacks, the largest first.
-    pub(super) full: Vec<Full<'a>>,
+    /// Stacks that grew earlier but no longer grow, the largest first, with the age of the youngest block in seconds.
+    full: Vec<(&'a Group<'a>, f64)>,
 }
 
 /// A stack with the results of its tests.
@@ -179,8 +176,8 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> SuspectFin
     }
     sort_by_growth(&mut suspected, |(it, _)| (it.grown, in_use(it.group)));
     let suspects = by_function(context, &suspected);
-    let mut full: Vec<Full> = all.iter().filter_map(|it| full(context, it)).collect();
-    full.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
+    let mut full: Vec<_> = all.iter().filter_map(|it| Some((it.group, full(context, it)?))).collect();
+    full.sort_by(|(a, _), (b, _)| in_use(b).total_cmp(&in_use(a)));
     SuspectFindings { suspects, judged, full }
 }
 
@@ -213,14 +210,14 @@ fn only_grows(context: &Context, it: &Judged) -> bool {
     context.profile.header.growth_over.is_none() && is_growing && in_use(it.group) > 0.0
 }
 
-/// A stack that was filled and has not changed since.
-fn full<'a>(context: &Context, it: &Judged<'a>) -> Option<Full<'a>> {
+/// The age of the youngest block, in seconds, of a stack that was filled and has not changed since.
+fn full(context: &Context, it: &Judged) -> Option<f64> {
     let over = context.profile.header.growth_over?.as_secs_f64();
     let youngest = it.ages.iter().filter(|octave| octave.left > 0).map(|octave| octave.exponent).min()?;
     let is_known = it.group.rows.iter().all(|row| context.profile.knows_growth(row.key.process));
     let is_unchanged = is_known && it.grown.is_none() && it.frees_nothing();
     let has_stopped = is_unchanged && it.left() >= MANY && in_use(it.group) > 0.0;
-    has_stopped.then(|| Full { group: it.group, seconds: Octave::begin_seconds(youngest).max(over) })
+    has_stopped.then(|| Octave::begin_seconds(youngest).max(over))
 }
 
 /// What to say if no stack is suspected: `none`, or why that cannot be said.
@@ -252,15 +249,8 @@ fn in_use(group: &Group) -> f64 {
 
 /// `+41.0 KiB/s [33.0, 50.2]`, and without an interval `+41.0 KiB/s`.
 pub(super) fn rate(grown: &Grown) -> (String, String) {
-    let per_second = &grown.per_second;
-    let unit = ByteUnit::of(per_second.estimate.abs());
-    let figure = |value: f64| if value < 0.0 { format!("−{}", unit.figure(-value)) } else { unit.figure(value) };
-    let plus = if per_second.estimate > 0.0 { "+" } else { "" };
-    let bounds = match (per_second.low, per_second.high) {
-        (Some(low), Some(high)) if low < high => format!(" [{}, {}]", figure(low), figure(high)),
-        _ => String::new(),
-    };
-    (format!("{plus}{} {}/s", figure(per_second.estimate), unit.name()), bounds)
+    let (figure, bounds) = rate_text(&grown.per_second);
+    (figure, if bounds.is_empty() { bounds } else { format!(" {bounds}") })
 }
 
 /// Lines for a report that was not asked for suspects; empty if there are none.
@@ -290,7 +280,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     }
     let mut lines = if found.suspects.is_empty() {
         let about = format!(" · {}", without_suspects(context, &groups, &found, "none"));
-        vec![context.heading("Leak suspects") + &context.paint(Style::Dim, &about)]
+        vec![context.headed("Leak suspects", &about)]
     } else {
         listed(context, &found, top)
     };
@@ -298,27 +288,63 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-fn listed(context: &Context, found: &SuspectFindings, wanted: usize) -> Vec<String> {
-    let title = "Leak suspects";
+fn listed(context: &Context, found: &SuspectFindings, most: usize) -> Vec<String> {
     let about = format!(
         " · {} · {} judged · at most {} are chance",
         plural(found.suspects.len() as u64, "function"),
         plural(found.judged, "stack"),
         units::percent(CHANCE)
     );
-    let about = clip(&about, context.width.saturating_sub(width(title)));
-    let mut lines = vec![context.heading(title) + &context.paint(Style::Dim, &about)];
-    for (number, suspect) in found.suspects.iter().take(wanted).enumerate() {
+    let mut lines = vec![context.headed("Leak suspects", &about)];
+    for (number, suspect) in found.suspects.iter().take(most).enumerate() {
         let Some(first) = suspect.stacks.first() else { continue };
         let figure = suspect.grown.as_ref().map_or_else(|| held(context, first), rate);
         let in_use = suspect.grown.map(|_| format!(" · {} in use", units::bytes(suspect.inuse_bytes())));
         let several = (suspect.stacks.len() > 1).then(|| format!(" · {} stacks", suspect.stacks.len()));
         let about = [in_use, several].into_iter().flatten().collect::<String>();
         lines.push(head(context, number, &figure, &about));
-        lines.extend(calls(context, first));
-        lines.extend(indented(context, &evidence(context, suspect)));
+        lines.extend(first.calls(context, STACK_LINES));
+        let holders = holders(context, suspect).map_or_else(String::new, |holders| format!("; {holders}"));
+        lines.extend(indented(context, &(evidence(context, suspect) + &holders)));
+    }
+    if found.suspects.iter().take(most).any(|suspect| suspect.grown.is_some()) {
+        let what = format!("growth of these functions {}; the rest of a program may shrink", lately(context));
+        let what = wrap(&what, context.width - 2).into_iter();
+        lines.extend(what.map(|line| context.paint(Style::Dim, &format!("  {line}"))));
     }
     lines
+}
+
+/// Which processes of a program a suspect is in: `in 2 of 6 processes: pid 1234 has 98 %`. `None` if the program has
+/// only one, if the suspect's rows are those of several processes, or if the profile is merged, where one PID may be on
+/// several hosts.
+pub(super) fn holders(context: &Context, suspect: &Suspect) -> Option<String> {
+    let processes = &context.profile.processes;
+    let groups = Groups::new(context.profile, context.group_by);
+    let name = &suspect.stacks.first()?.name;
+    let program = (0..processes.len()).filter(|process| groups.of_process(*process) == *name);
+    let number: u64 = program.map(|process| processes[process].count()).sum();
+    let mut bytes: BTreeMap<u32, f64> = BTreeMap::new();
+    for row in suspect.stacks.iter().flat_map(|group| &group.rows) {
+        let program = processes.get(row.key.process)?;
+        let process = match row.member {
+            Some(member) => &program.members.get(member)?.process,
+            None if program.count() == 1 => program,
+            None => return None,
+        };
+        *bytes.entry(process.pid).or_default() += match &suspect.grown {
+            Some(_) => row.growth.map_or(0.0, |growth| growth.kept.bytes - growth.freed.bytes),
+            None => row.inuse.bytes + row.at_exit.bytes,
+        };
+    }
+    bytes.retain(|_, bytes| *bytes > 0.0);
+    let is_told_apart = number > 1 && context.profile.header.recordings == 1;
+    let (pid, most) = bytes.iter().max_by(|a, b| a.1.total_cmp(b.1)).filter(|_| is_told_apart)?;
+    let share = units::percent(most / bytes.values().sum::<f64>());
+    Some(match bytes.len() {
+        1 => format!("in 1 of {number} processes: pid {pid}"),
+        some => format!("in {some} of {number} processes: pid {pid} has {share}"),
+    })
 }
 
 /// ` 1  +41.0 KiB/s [33.0, 50.2] · 2.10 MiB in use`.
@@ -337,13 +363,6 @@ fn held(context: &Context, group: &Group) -> (String, String) {
     (figure.figure, format!("{bounds} {what}"))
 }
 
-fn calls(context: &Context, group: &Group) -> Vec<String> {
-    let (lead, cut) = (group.name.as_ref(), group.cut.as_deref());
-    let columns = context.width - INDENT;
-    let lines = chain::lines(&group.chain(context), lead, cut, columns, STACK_LINES, context.options.color);
-    lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
-}
-
 fn evidence(context: &Context, suspect: &Suspect) -> String {
     let found = match &suspect.why {
         Why::FreesNothing { left, kept } => {
@@ -357,9 +376,9 @@ fn evidence(context: &Context, suspect: &Suspect) -> String {
     };
     format!(
         "{} freed within {}; {} older than {}, after which {} freed, although {} would be expected",
-        was(found.freed),
+        samples(found.freed, "was", "were"),
         units::seconds(found.usual_seconds),
-        are(found.older),
+        samples(found.older, "in use is", "in use are"),
         units::seconds(found.beyond_seconds),
         match found.freed_beyond {
             0 => "none was".to_owned(),
@@ -376,12 +395,8 @@ pub(super) fn lately(context: &Context) -> String {
     format!("in the last {}", units::seconds(over.as_secs_f64()))
 }
 
-fn was(samples: u64) -> String {
-    format!("{} {}", plural(samples, "sample"), if samples == 1 { "was" } else { "were" })
-}
-
-fn are(samples: u64) -> String {
-    format!("{} in use {}", plural(samples, "sample"), if samples == 1 { "is" } else { "are" })
+fn samples(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", plural(number, "sample"), if number == 1 { one } else { many })
 }
 
 fn indented(context: &Context, text: &str) -> Vec<String> {
@@ -389,17 +404,16 @@ fn indented(context: &Context, text: &str) -> Vec<String> {
     lines.iter().map(|line| format!("{:INDENT$}{}", "", context.paint(Style::Dim, line))).collect()
 }
 
-fn no_longer_growing(context: &Context, full: &[Full], wanted: usize) -> Vec<String> {
+fn no_longer_growing(context: &Context, full: &[(&Group, f64)], most: usize) -> Vec<String> {
     if full.is_empty() {
         return Vec::new();
     }
-    let title = "Full: nothing freed, and no longer growing";
-    let about = clip(&format!(" · {}", plural(full.len() as u64, "stack")), context.width.saturating_sub(width(title)));
-    let mut lines = vec![String::new(), context.heading(title) + &context.paint(Style::Dim, &about)];
-    for (number, Full { group, seconds }) in full.iter().take(wanted).enumerate() {
+    let about = format!(" · {}", plural(full.len() as u64, "stack"));
+    let mut lines = vec![String::new(), context.headed("Full: nothing freed, and no longer growing", &about)];
+    for (number, (group, seconds)) in full.iter().take(most).enumerate() {
         let about = format!(", unchanged for {}", units::seconds(*seconds));
         lines.push(head(context, number, &held(context, group), &about));
-        lines.extend(calls(context, group));
+        lines.extend(group.calls(context, STACK_LINES));
     }
     lines
 }

@@ -45,20 +45,23 @@ pub fn clip(text: &str, columns: usize) -> String {
     if width(&clean) <= columns {
         return clean.into_owned();
     }
-    let mut clipped = String::new();
+    columns.checked_sub(1).map_or_else(String::new, |columns| format!("{}…", prefix(&clean, columns)))
+}
+
+/// The beginning of a text, at most `columns` wide.
+fn prefix(text: &str, columns: usize) -> &str {
+    let end = last_fitting(text.char_indices(), columns).map_or(0, |(at, last)| at + last.len_utf8());
+    &text[..end]
+}
+
+/// The last of the characters that fit into `columns`.
+fn last_fitting(characters: impl Iterator<Item = (usize, char)>, columns: usize) -> Option<(usize, char)> {
     let mut used = 0;
-    for character in clean.chars() {
-        let next = character.width().unwrap_or(0);
-        if used + next + 1 > columns {
-            break;
-        }
-        used += next;
-        clipped.push(character);
-    }
-    if columns > 0 {
-        clipped.push('…');
-    }
-    clipped
+    let fits = |(_, character): &(usize, char)| {
+        used += character.width().unwrap_or(0);
+        used <= columns
+    };
+    characters.take_while(fits).last()
 }
 
 /// The text, [`escaped`] and cut at its beginning with an ellipsis to at most `columns`.
@@ -67,16 +70,31 @@ pub fn clip_start(text: &str, columns: usize) -> String {
     if width(&clean) <= columns {
         return clean.into_owned();
     }
-    let mut start = clean.len();
-    let mut used = 1;
-    for (index, character) in clean.char_indices().rev() {
-        used += character.width().unwrap_or(0);
-        if used > columns {
-            break;
-        }
-        start = index;
+    let Some(columns) = columns.checked_sub(1) else { return String::new() };
+    let start = last_fitting(clean.char_indices().rev(), columns).map_or(clean.len(), |(at, _)| at);
+    format!("…{}", &clean[start..])
+}
+
+/// Shortest beginning of a name that tells something, in columns.
+const LEAST_BEGINNING: usize = 4;
+
+/// The name of a function, [`escaped`] and cut in its middle with an ellipsis to at most `columns`. The function's own
+/// name, after the last `::`, stays whole if it fits.
+pub fn clip_middle(name: &str, columns: usize) -> String {
+    let clean = escaped(name);
+    if width(&clean) <= columns {
+        return clean.into_owned();
     }
-    if columns > 0 { format!("…{}", &clean[start..]) } else { String::new() }
+    let path = &clean[..clean.find('(').unwrap_or(clean.len())];
+    let own = path.rfind("::").map(|end| &clean[end + 2..]);
+    let needed = own.map_or(0, |own| width(own) + 1);
+    if let Some(own) = own.filter(|_| needed > columns) {
+        return clip(own, columns);
+    }
+    let beginning = columns - needed.max(columns / 2);
+    let is_short = own.is_some() && beginning < LEAST_BEGINNING;
+    let beginning = prefix(&clean, if is_short { 0 } else { beginning });
+    format!("{beginning}{}", clip_start(&clean, columns - width(beginning)))
 }
 
 /// Wraps a text into lines of at most `columns`; there is at least one line.
@@ -247,6 +265,22 @@ mod tests {
     }
 
     #[test]
+    fn the_middle_of_a_name_gives_way_and_never_its_own_name() {
+        let name = "company::subsystem::Component::operation_17";
+        assert_eq!(clip_middle(name, 60), name);
+        assert_eq!(clip_middle(name, 30), "company::subsys…::operation_17");
+        assert_eq!(clip_middle(name, 17), "comp…operation_17");
+        assert_eq!(clip_middle(name, 14), "…:operation_17");
+        assert_eq!(clip_middle(name, 8), "operati…");
+        assert_eq!(clip_middle("shop::find(std::string)", 18), "…find(std::string)");
+        assert_eq!(clip_middle("a long program (4242)", 16), "a long p… (4242)");
+        for columns in 0..30 {
+            let fits = |name| width(&clip_middle(name, columns)) <= columns;
+            assert!(fits(name) && fits("漢字::漢字漢字漢字漢字漢字"), "{columns}");
+        }
+    }
+
+    #[test]
     fn clipping_counts_columns_not_bytes() {
         assert_eq!(clip("short", 10), "short");
         assert_eq!(clip("a long name", 6), "a lon…");
@@ -277,12 +311,5 @@ mod tests {
         let (header, rows) = table.lines(12, false);
         assert_eq!(header, "  A  NAME");
         assert_eq!(rows, ["  1  x", "100  yyyy"]);
-    }
-
-    #[test]
-    fn colour_is_asked_for() {
-        assert_eq!(Style::Bold.paint("x", false), "x");
-        assert_eq!(Style::Bold.paint("x", true), "\x1b[1mx\x1b[0m");
-        assert_eq!(Style::Bold.paint("  ", true), "  ");
     }
 }

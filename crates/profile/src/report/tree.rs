@@ -1,12 +1,12 @@
 //! A tree of calls: from the outermost functions down, or from chosen functions up to their callers.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use regex::Regex;
 
 use super::figures::FigureTable;
-use super::stacks::shown_frames;
+use super::stacks::{INDENT, shown_frames};
 use super::{Context, chain};
 use crate::estimates::Pool;
 use crate::filter::matches;
@@ -38,8 +38,7 @@ pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String
     }
     let rows = lines.in_order(&nodes);
     let about = if lines.left_out > 0 { format!(" · the largest {} lines", rows.len()) } else { String::new() };
-    let about = clip(&about, context.width.saturating_sub(width(&title)));
-    let mut table = FigureTable::without_numbers(context, &[Column::left("FUNCTION", Style::Name)]);
+    let mut table = FigureTable::new(context, false, &[Column::left("FUNCTION", Style::Name)]);
     let available = (context.width / 2).max(24);
     let mut rests = Vec::new();
     for (depth, path) in &rows {
@@ -51,7 +50,7 @@ pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String
         rests.push(rest);
     }
     let (header, lines) = table.lines(context);
-    let mut section = vec![context.heading(&title) + &context.paint(Style::Dim, &about), header];
+    let mut section = vec![context.headed(&title, &about), header];
     for (line, rest) in lines.into_iter().zip(rests) {
         section.push(line);
         if !rest.is_empty() {
@@ -62,9 +61,6 @@ pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String
     section.extend(table.notes(context));
     section
 }
-
-/// Indentation of calls that do not fit next to their figures, in columns.
-const INDENT: usize = 6;
 
 /// Lays out calls that share a line: all in one text of at most `columns`, or the first one, and the rest for separate
 /// lines.
@@ -173,18 +169,19 @@ impl Lines {
     /// above it.
     fn largest(context: &Context, nodes: &[Node], most: usize) -> Self {
         let mut waiting = BinaryHeap::new();
-        let enter = |waiting: &mut BinaryHeap<Waiting>, parent: usize| {
+        // The largest comes first; among equals, the earlier node. Positive numbers have the order of their bits.
+        let enter = |waiting: &mut BinaryHeap<(u64, Reverse<usize>)>, parent: usize| {
             for &node in &nodes[parent].children {
                 let size = nodes[node].pool.total(context.sort);
                 if size > 0.0 {
-                    waiting.push(Waiting { size, node });
+                    waiting.push((size.to_bits(), Reverse(node)));
                 }
             }
         };
         enter(&mut waiting, ROOT);
         let mut shown = HashMap::new();
         while shown.len() < most
-            && let Some(Waiting { node, .. }) = waiting.pop()
+            && let Some((_, Reverse(node))) = waiting.pop()
         {
             let mut path = vec![node];
             let mut last = node;
@@ -213,32 +210,6 @@ impl Lines {
         rows
     }
 }
-
-/// A candidate line. The largest comes first; among equals, the earlier node.
-struct Waiting {
-    size: f64,
-    node: usize,
-}
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.size.total_cmp(&other.size).then_with(|| other.node.cmp(&self.node))
-    }
-}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Waiting {}
 
 /// Whether two pools, one of which includes the other, have the same samples.
 fn is_same(part: &Pool, whole: &Pool) -> bool {

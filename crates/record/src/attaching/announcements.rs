@@ -11,9 +11,9 @@ use heapbpf_host::processes::HostChange;
 use heapbpf_kernel::control::CountedBy;
 use heapbpf_probes::FileKind;
 
-use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::Attaching;
+use super::runtimes::modules_of;
 
 /// Time after a program's start by which its loader has mapped its libraries, including its allocator.
 const LOADED_AFTER_NS: u64 = 300_000_000;

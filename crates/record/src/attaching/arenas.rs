@@ -74,7 +74,7 @@ impl Attaching {
             return;
         }
         wanted.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
-        let found = self.targets.found_at_attach();
+        let found = Arc::clone(&self.targets.found_at_attach);
         let read = move || {
             restrict_worker(false);
             let (mut reader, deadline) = (ArenaReader::default(), Instant::now() + LONGEST);

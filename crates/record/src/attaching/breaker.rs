@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use heapbpf_attach::inline::InlineHooks;
-use heapbpf_attach::inline::breaker::{Blamed, signal_name};
-use heapbpf_attach::inline::crashes::{self, Crash};
+use heapbpf_attach::inline::crashes::{self, Blamed, Crash, signal_name};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_inline::fault::Place;
@@ -60,7 +58,8 @@ impl Attaching {
         let now_ns = monotonic_ns();
         // Up to now they were counted.
         if let Ok(threads) = threads(self.programs.process_iterator_link()) {
-            self.look_at_activity(host, &threads, now_ns);
+            let counted = self.note_heirs();
+            self.look_at_activity(host, &threads, &counted, now_ns);
         }
         let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
         had.retain(|other| *other != process);
@@ -70,10 +69,10 @@ impl Attaching {
         // No process needs to wait for hooks any more.
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
-        let at_rest = match self.inline.as_ref().map_or(0, InlineHooks::at_rest) {
+        let at_rest = match self.inline.as_ref().map_or(0, |inline| inline.counted.at_rest.len()) {
             0 => String::new(),
-            1 => "; 1 process is frozen or stopped, and loses its hooks once it goes on".to_owned(),
-            count => format!("; {count} processes are frozen or stopped, and lose their hooks once they go on"),
+            1 => "; 1 process is frozen or stopped, and loses its hooks once it continues".to_owned(),
+            count => format!("; {count} processes are frozen or stopped, and lose their hooks once they continue"),
         };
         let remark = format!(
             "{died}: inline hooks are removed from all processes; {others} no longer counted, and no process gets inline hooks from now on{at_rest}"

@@ -2,10 +2,11 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_int};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
 
 use heapbpf_host::invoking_user::{InvokingUser, invoking_user};
@@ -15,12 +16,30 @@ use tokio::io::unix::AsyncFd;
 
 use crate::descriptors::watch;
 
+/// Which of the descriptors 0 to 2 were closed when heapbpf was started, as bits.
+static CLOSED_AT_START: AtomicU8 = AtomicU8::new(0);
+
+/// The loader calls it before Rust's runtime opens /dev/null in place of closed descriptors.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = note_closed;
+
+extern "C" fn note_closed() {
+    for fd in 0..=2 {
+        // SAFETY: the call takes integers, and changes nothing.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            CLOSED_AT_START.fetch_or(1 << fd, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A command that is held before its exec.
 pub struct Held {
     /// Its process id; `exec` keeps it.
     pub pid: u32,
-    process: Process,
-    release: std::fs::File,
+    /// The held process.
+    pub process: Process,
+    release: io::PipeWriter,
     spawner: JoinHandle<io::Result<Child>>,
 }
 
@@ -109,24 +128,14 @@ fn become_user(user: &User) -> io::Result<()> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: `ends` has space for the two descriptors that the call stores.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just created both descriptors, and nothing else owns them.
-    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
-}
-
 /// Starts a command and holds it right before its `exec`.
 ///
 /// # Errors
 /// No process can be created.
 pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let (pid_read, pid_write) = pipe()?;
-    let (go_read, go_write) = pipe()?;
+    let (mut pid_read, pid_write) = io::pipe()?;
+    let (go_read, go_write) = io::pipe()?;
     let mut command = Command::new(program);
     command.args(arguments);
     let user = user_of_command();
@@ -135,6 +144,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         command.envs([("USER", name), ("LOGNAME", name), ("HOME", OsStr::from_bytes(home.to_bytes()))]);
     }
     let (pid_fd, go_fd, go_write_fd) = (pid_write.as_raw_fd(), go_read.as_raw_fd(), go_write.as_raw_fd());
+    let closed = CLOSED_AT_START.load(Ordering::Relaxed);
     // SAFETY: between fork and exec the closure only makes system calls that are allowed there; it takes no lock and
     // allocates nothing.
     unsafe {
@@ -142,6 +152,11 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
             // Only heapbpf keeps the writing end: if heapbpf dies, the read below ends and the command starts
             // unobserved.
             libc::close(go_write_fd);
+            for fd in 0..=2 {
+                if closed & (1 << fd) != 0 {
+                    libc::close(fd);
+                }
+            }
             show_memory_of_command();
             if let Some(user) = &user {
                 become_user(user)?;
@@ -167,11 +182,11 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         child
     });
     let mut pid = [0; 4];
-    match std::fs::File::from(pid_read).read_exact(&mut pid) {
+    match pid_read.read_exact(&mut pid) {
         Ok(()) => {
             let pid = u32::from_ne_bytes(pid);
             // The process waits to be released and has not been reaped, so its id has not been reused.
-            Ok(Held { pid, process: Process::open(pid)?, release: go_write.into(), spawner })
+            Ok(Held { pid, process: Process::open(pid)?, release: go_write, spawner })
         }
         Err(error) => Err(join(spawner).err().unwrap_or(error)),
     }
@@ -210,11 +225,6 @@ impl Process {
 }
 
 impl Held {
-    /// The held process.
-    pub const fn process(&self) -> &Process {
-        &self.process
-    }
-
     /// Releases the command. Must be called within a Tokio runtime.
     ///
     /// # Errors
@@ -257,21 +267,8 @@ pub fn exit_code(status: ExitStatus) -> u8 {
 /// command exited.
 pub fn killed_by(status: ExitStatus) -> Option<String> {
     let number = status.signal()?;
-    let words = match number {
-        libc::SIGHUP => "Hangup",
-        libc::SIGINT => "Interrupt",
-        libc::SIGQUIT => "Quit",
-        libc::SIGILL => "Illegal instruction",
-        libc::SIGTRAP => "Trace/breakpoint trap",
-        libc::SIGABRT => "Aborted",
-        libc::SIGBUS => "Bus error",
-        libc::SIGFPE => "Floating point exception",
-        libc::SIGKILL => "Killed",
-        libc::SIGSEGV => "Segmentation fault",
-        libc::SIGPIPE => "Broken pipe",
-        libc::SIGTERM => "Terminated",
-        _ => "Ended",
-    };
+    // SAFETY: the call returns a C string for every number. It is copied before another call may replace it.
+    let words = unsafe { CStr::from_ptr(libc::strsignal(number)) }.to_string_lossy().into_owned();
     let core = if status.core_dumped() { " (core dumped)" } else { "" };
     Some(format!("{words}{core}, signal {number}"))
 }
@@ -315,7 +312,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn signals_reach_the_command_and_after_its_end_nobody() {
         let held = hold(&["sleep".into(), "1000".into()]).unwrap();
-        let process = held.process().try_clone().unwrap();
+        let process = held.process.try_clone().unwrap();
         let mut running = held.release().unwrap();
         process.signal(libc::SIGUSR1).unwrap();
         assert_eq!(running.ended().await.unwrap().signal(), Some(libc::SIGUSR1));

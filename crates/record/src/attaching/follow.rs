@@ -7,9 +7,9 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::processes::{GenerationId, HostChange, starts_agree};
 use heapbpf_kernel::totals;
 
-use super::mapped::{mapped_since, modules_of};
 use super::modules::Unhooked;
 use super::probes::{Attaching, Look, Spent, UnderWay, is_alive};
+use super::runtimes::{mapped_since, modules_of};
 
 /// Capacity that the list of host changes keeps while few occur.
 const CHANGES_CAPACITY: usize = 256;
@@ -27,19 +27,19 @@ enum Missed {
     Yes,
 }
 
-/// What an attempt to hook a module means for the process that mapped it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Outcome {
-    /// From when on the module's allocator is hooked in the process (CLOCK_MONOTONIC).
-    hooked_ns: Option<u64>,
-    missed: Missed,
-}
-
-/// Judges an attempt. `shared`: links serve every process that maps the file; `had_ns`: when the process mapped it;
-/// `file_ns`: when the file was first hooked for every process; `now_ns`: a time after the attempt.
-fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
+/// What an attempt to hook a module means for the process that mapped it: from when on the module's allocator is hooked
+/// (CLOCK_MONOTONIC), and whether anything was missed. `shared`: links serve every process that maps the file; `had_ns`:
+/// when the process mapped it; `file_ns`: when the file was first hooked for every process; `now_ns`: a time after the
+/// attempt.
+fn outcome(
+    attempt: Result<Hooked, Unhooked>,
+    shared: bool,
+    had_ns: u64,
+    file_ns: u64,
+    now_ns: u64,
+) -> (Option<u64>, Missed) {
     match attempt {
-        Ok(Hooked::Now) => Outcome { hooked_ns: Some(now_ns), missed: Missed::IfEnded },
+        Ok(Hooked::Now) => (Some(now_ns), Missed::IfEnded),
         // A file that was hooked before the process mapped it leaves no gap. But another process may have mapped it
         // just after this one, or its mapping may have been reported first.
         Ok(Hooked::Already) => {
@@ -49,30 +49,19 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
                 false if shared => Missed::No,
                 false => Missed::Unchanged,
             };
-            Outcome { hooked_ns: Some(had_ns.max(since_ns)), missed }
+            (Some(had_ns.max(since_ns)), missed)
         }
         // Its C library may be hooked, but it allocates with this module.
-        Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
-        Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
-        Err(Unhooked::Known | Unhooked::Waits | Unhooked::Refused(_)) => {
-            Outcome { hooked_ns: None, missed: Missed::Unchanged }
-        }
+        Err(Unhooked::TooLate) => (None, Missed::Yes),
+        Err(Unhooked::Gone) => (None, Missed::IfEnded),
+        Err(Unhooked::Known | Unhooked::Waits) => (None, Missed::Unchanged),
     }
-}
-
-/// A process that a target has forked.
-#[derive(Clone, Copy)]
-pub struct Child {
-    /// Process id.
-    pub pid: u32,
-    /// Whether it started with its parent's inline hooks.
-    pub is_inline: bool,
 }
 
 impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
-        let before = self.hooks.functions().len();
+        let before = self.hooks.functions.len();
         self.look_at_links();
         for under_way in std::mem::take(&mut self.under_way) {
             if !self.is_over() {
@@ -88,7 +77,7 @@ impl Attaching {
             if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
                 self.detours.forget(ended.pid);
-                self.objects.forget(ended.pid);
+                self.objects.young.remove(&ended.pid);
                 let until_ns = until_ns.unwrap_or_else(monotonic_ns);
                 self.heard_ends.push((ended.pid, until_ns));
                 if matches!(change, HostChange::Ended(_)) {
@@ -137,7 +126,7 @@ impl Attaching {
         self.release_left();
         changes.shrink_to(CHANGES_CAPACITY);
         self.changes = changes;
-        self.hooks.functions().len() != before
+        self.hooks.functions.len() != before
     }
 
     /// Handles the modules that other threads are still examining, and waits for them.
@@ -217,11 +206,9 @@ impl Attaching {
         if attempt.is_ok() {
             host.note_allocator(pid, module);
         }
-        self.note_interpreter(host, generation, module);
-        self.note_jvm(host, module);
-        self.note_go(host, generation, module);
+        self.note_runtime(host, generation, module);
         let file_ns = self.shared_since(module).unwrap_or(0);
-        let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
+        let (hooked_ns, missed) = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
         // A library that was loaded while the process ran: its first calls were not counted.
         let is_late = !was_inline && self.is_hooked_inline(module, pid);
         if let Some(hooked_ns) = hooked_ns {
@@ -320,11 +307,11 @@ impl Attaching {
         }
         if runs && self.control.counted_by(pid).is_some() {
             // If its parent had lost its hooks by its fork, it may be listed as an heir and have none.
-            let has_hooks = || self.inline.as_ref().is_some_and(|inline| inline.has_inherited(pid));
+            let has_hooks = || self.inline.as_ref().is_some_and(|inline| inline.counted.all_heirs().contains(&pid));
             let is_heir = self.control.has_inherited_hooks(pid);
             let is_any_without = self.members.let_go > 0 || self.tripped.is_some();
-            let child_of = Child { pid, is_inline: is_heir && (!is_any_without || has_hooks()) };
-            self.forked(child.info.parent_pid, child_of, child.since_ns, host);
+            let is_inline = is_heir && (!is_any_without || has_hooks());
+            self.forked(child.info.parent_pid, pid, is_inline, child.since_ns, host);
         } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
             // What it mapped is examined although it has ended: other processes may map it, too.
             self.targets.note(pid, child.since_ns);
@@ -332,9 +319,8 @@ impl Attaching {
     }
 
     /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second
-    /// report of the same fork is ignored.
-    pub fn forked(&mut self, parent: u32, child: Child, time_ns: u64, host: &Host) {
-        let Child { pid: child, is_inline } = child;
+    /// report of the same fork is ignored. `is_inline`: the child started with its parent's inline hooks.
+    pub fn forked(&mut self, parent: u32, child: u32, is_inline: bool, time_ns: u64, host: &Host) {
         self.standing.began(child, time_ns);
         self.inherit_announcing(parent, child, time_ns);
         self.detours.inherit(parent, child);
@@ -437,8 +423,7 @@ mod tests {
     const NOW_NS: u64 = 900;
 
     fn outcome_of(attempt: Result<Hooked, Unhooked>, global: bool, file_ns: u64) -> (Option<u64>, Missed) {
-        let Outcome { hooked_ns, missed } = outcome(attempt, global, HAD_NS, file_ns, NOW_NS);
-        (hooked_ns, missed)
+        outcome(attempt, global, HAD_NS, file_ns, NOW_NS)
     }
 
     #[test]

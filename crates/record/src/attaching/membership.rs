@@ -1,4 +1,5 @@
-//! Which links count the calls of named processes, and which processes count as named because they descend from one.
+//! Which processes are targets, which of them count as named because they descend from a named one, and which links
+//! count the calls of named processes.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,10 +9,11 @@ use heapbpf_attach::linker::Linker as _;
 use heapbpf_host::Host;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{ProcessInfo, Stat, Target, descendants};
+use heapbpf_host::processes::GenerationId;
 use heapbpf_kernel::control::CountedBy;
 
-use super::mapped::modules_of;
 use super::probes::Attaching;
+use super::runtimes::modules_of;
 use crate::plan::Targets;
 
 /// Maximum number of rounds when searching for descendants. A descendant that forks is listed within a round, and its
@@ -44,18 +46,13 @@ impl Named {
     }
 }
 
-/// Whether a process has children, or had some.
-fn has_children(pid: u32) -> bool {
-    Stat::read(pid).is_ok_and(|stat| stat.had_children)
-}
-
 impl Attaching {
     /// Decides which links count the calls of the named processes.
     pub(super) fn decide_links(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) {
         if self.global {
             return;
         }
-        if self.standing.all_announce() {
+        if self.standing.all_announce {
             // Announcements are rare: links that serve every process cost the others next to nothing, and miss no
             // child.
             self.shares = true;
@@ -68,9 +65,9 @@ impl Attaching {
         }
         let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let have_children = command.is_some()
-            || pids.iter().any(|pid| has_children(*pid))
+            || pids.iter().any(|pid| Stat::read(*pid).is_ok_and(|stat| stat.had_children))
             || descendants(&pids).is_ok_and(|descendants| !descendants.is_empty());
-        let links_one_process = self.programs.links_one_process();
+        let links_one_process = self.programs.links_one_process;
         let users = self.most_users(targets, host);
         let kind = self.programs.kind();
         let keys: Vec<FileKey> = pids.iter().flat_map(|pid| self.allocators_of(host, *pid)).collect();
@@ -144,16 +141,6 @@ impl Attaching {
         (self.takes_in() || self.own.contains(&pid)).then_some(pid)
     }
 
-    /// Whether a process has links that serve it alone.
-    pub(crate) fn has_own_links(&self, pid: u32) -> bool {
-        self.own.contains(&pid)
-    }
-
-    /// Whether links serve every process of the host.
-    pub(crate) fn serves_every_process(&self) -> bool {
-        self.shares
-    }
-
     /// Switches a process to shared links if its own no longer see it, because a thread other than its first called
     /// exec. Its own links are to be released once the shared ones are in place.
     pub(super) fn note_exec(&mut self, pid: u32) {
@@ -169,6 +156,23 @@ impl Attaching {
         for pid in std::mem::take(&mut self.left) {
             self.hooks.release(pid);
         }
+    }
+
+    /// Whether any process is a target, or was one.
+    pub(crate) fn has_targets(&self, host: &mut Host) -> bool {
+        let living: Vec<GenerationId> = host.processes().iter().map(|generation| generation.id).collect();
+        self.had_targets || living.into_iter().any(|generation| self.is_target(host, generation))
+    }
+
+    /// Whether a process generation belongs to a target.
+    pub(super) fn is_target(&self, host: &mut Host, generation: GenerationId) -> bool {
+        if !self.global {
+            return self.targets.named_alive.contains(&generation.pid);
+        }
+        let matches = |host: &mut Host| {
+            host.describe(generation).is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
+        };
+        self.followed.contains(&generation.pid) || matches(host)
     }
 }
 

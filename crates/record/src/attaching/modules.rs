@@ -23,16 +23,16 @@ use heapbpf_probes::{Runtime, Table, examine};
 use heapbpf_unwind::mapping::Mapping;
 use sampler_ebpf::abi::Site;
 
-use super::mapped::modules_of;
 use super::probes::{Attaching, Look};
+use super::runtimes::{file_of_module, modules_of};
 
 /// Maximum number of remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
 
 /// Why a module is not hooked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unhooked {
-    /// It has no allocator, or the reason has been reported.
+    /// It has no allocator, or the reason is in the remarks.
     Known,
     /// It can no longer be examined.
     Gone,
@@ -40,8 +40,6 @@ pub(super) enum Unhooked {
     TooLate,
     /// Its process is to be hooked inline, which has not been possible yet, or its links are being made.
     Waits,
-    /// Its process cannot be hooked.
-    Refused(String),
 }
 
 /// Where calls of an allocator may lead; the outermost allocator comes first.
@@ -84,7 +82,7 @@ impl Attaching {
             Service::Probes => {
                 if let Some(Err(why)) = key.map(|key| self.may_have_own_links(pid, key)) {
                     self.refuse(format!("process {pid} cannot be probed: {why}"));
-                    return Err(Unhooked::Refused(why));
+                    return Err(Unhooked::Known);
                 }
                 self.hook_module(host, module, link)
             }
@@ -129,8 +127,6 @@ impl Attaching {
                 let why = error.to_string();
                 if self.takes_in() && matches!(error, HookError::MustBeShared { .. }) {
                     log::warn!("not counted: {why}");
-                    self.refuse(why.clone());
-                    return Err(Unhooked::Refused(why));
                 }
                 self.refuse(why);
                 Err(Unhooked::Known)
@@ -180,7 +176,7 @@ impl Attaching {
         if refused.blinds_probes() {
             let since_ns = if self.is_starting { 0 } else { monotonic_ns() };
             self.standing.note(pid, Err(why.clone()));
-            self.is_unseen(pid, since_ns, &format!("it is not recorded: {why}"));
+            self.note_unseen(pid, since_ns, &format!("it is not recorded: {why}"));
         } else {
             self.stays_probed(pid, &why);
         }
@@ -211,7 +207,7 @@ impl Attaching {
                 return Service::Probes;
             };
             let (path, file) = (path.clone(), Arc::clone(file));
-            let table = hooks.files.table().clone();
+            let table = hooks.files.table.clone();
             let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
             let (service, refused) = match totals::program_of(programs, pid) {
                 Ok(Some(process)) => {
@@ -304,7 +300,7 @@ impl Attaching {
         let keys = self.allocators_of(host, pid);
         let can_be = |key: &FileKey| {
             let Some(ExaminedFile { path, file: Some(file), .. }) = self.hooks.files.get(*key) else { return false };
-            preview(pid, (path, file), self.hooks.files.table()).is_ok()
+            preview(pid, (path, file), &self.hooks.files.table).is_ok()
         };
         !keys.is_empty() && keys.iter().all(can_be)
     }
@@ -363,7 +359,7 @@ impl Attaching {
     /// Whether mappings that programs make themselves are told from those of allocators by the stacks of samples:
     /// nothing shows which calls are in flight that inline hooks count.
     pub(crate) const fn sorts_mappings(&self) -> bool {
-        self.hooks.has_mappings() && self.inline.is_some()
+        self.hooks.mappings.is_some() && self.inline.is_some()
     }
 
     /// The modules that were examined since the last call, each with the code ranges (file offsets) in which everything
@@ -381,8 +377,7 @@ impl Attaching {
         let mut code = plan.map_or_else(Vec::new, |plan| plan.own.clone());
         if self.counts_objects_inside
             && self.runtime_of(module) == Some(Runtime::Python)
-            && let Some(path) = host.modules().get(module).map(|module| Arc::clone(&module.path))
-            && let Ok(ModuleSource::File(file)) = host.modules_mut().source(module)
+            && let Some((path, file)) = file_of_module(host, module)
         {
             let rules = rules::of_this_kernel(Some(&self.programs));
             let objects = examine(&*file, &path, &rules, &Table::default().with_objects(true));
@@ -411,10 +406,8 @@ impl Attaching {
         let is_known = |module: &ModuleId| known.get(*module).is_some();
         self.modules.retain(|module, _| is_known(module));
         self.interpreters.known.retain(|module, _| is_known(module));
-        self.interpreters.refused.retain(|module, _| is_known(module));
         self.objects.known.retain(|module, _| is_known(module));
-        self.jvms.looked_at.retain(is_known);
-        self.jvms.refused.retain(|module, _| is_known(module));
+        self.jvms.retain(|module, _| is_known(module));
         self.go.known.retain(|module, _| is_known(module));
         let mapped: HashSet<FileKey> = self.modules.values().filter_map(Look::probed_file).collect();
         let is_custom = |path: &str| self.custom.iter().any(|custom| custom.is_for(path));

@@ -1,7 +1,8 @@
 //! Python's object allocator in processes that are hooked inline. The code that counts the malloc below it counts it,
 //! too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,11 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleSource;
-use heapbpf_probes::{Runtime, object_table};
+use heapbpf_probes::{ObjectTable, Runtime, object_table};
 use sampler_ebpf::abi::Site;
 
-use super::interpreters::{TableOfFile, Young};
-use super::mapped::modules_of;
 use super::probes::Attaching;
+use super::runtimes::modules_of;
 
 /// How long, and how often, a table is checked again: an interpreter that starts up may fill it in again.
 const BEGINS_FOR: Duration = Duration::from_secs(10);
@@ -26,6 +26,36 @@ const LOOK_AFTER: Duration = Duration::from_millis(50);
 /// How often a process is stopped to lead its table to the jumps, and the pause between attempts.
 const LEAD_ATTEMPTS: usize = 5;
 const LEAD_PAUSE: Duration = Duration::from_millis(5);
+
+/// The object allocator of an interpreter, and the interpreter's file.
+type TableOfFile = (Arc<ObjectTable>, Arc<File>);
+
+/// What is known about object allocators.
+#[derive(Default)]
+pub(super) struct Objects {
+    /// The object allocator of each interpreter, with the interpreter's file.
+    pub(super) known: HashMap<ModuleId, Option<TableOfFile>>,
+    /// Names of the functions, and their sites in the kernel's table.
+    sites: Vec<(String, Site)>,
+    /// Interpreters that may still fill in their table again.
+    pub(super) young: HashMap<u32, Young>,
+}
+
+/// An interpreter whose table leads to the mapped code.
+pub(super) struct Young {
+    table: Arc<ObjectTable>,
+    bias: u64,
+    until: Instant,
+    next: Instant,
+}
+
+impl Objects {
+    /// Time until a table must be checked again.
+    pub(super) fn until_look(&self) -> Option<Duration> {
+        let next = self.young.values().map(|young| young.next).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+}
 
 impl Attaching {
     /// The functions of a Python interpreter in a process whose allocator is about to be hooked inline, if they are to
@@ -119,7 +149,7 @@ impl Attaching {
     /// The functions' names and sites.
     fn object_sites(&mut self) -> Result<Vec<(String, Site)>, String> {
         if self.objects.sites.is_empty() {
-            let functions = self.hooks.files.table().object_functions();
+            let functions = self.hooks.files.table.object_functions();
             let (names, sites): (Vec<String>, Vec<Site>) =
                 functions.map(|(name, site)| (name.to_owned(), site)).unzip();
             let first = self.hooks.add_sites(&sites, &mut self.control).map_err(|error| error.to_string())?;

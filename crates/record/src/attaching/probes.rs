@@ -24,13 +24,15 @@ use heapbpf_kernel::exec_watch::ExecWatch;
 use heapbpf_kernel::mappings::MappingProbes;
 use heapbpf_kernel::programs::{Links, Programs};
 use heapbpf_probes::{CustomAllocator, Runtime, Table};
+use heapbpf_profile::model::Process;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::breaker::Tripped;
-use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
-use super::missed::{Forked, Missed};
+use super::executed::ExecutedPrograms;
+use super::missed::{Forked, Missed, Refusals};
+use super::objects::Objects;
 use super::others::OthersHooks;
-use super::refusals::Refusals;
+use super::runtimes::{GoPrograms, Interpreters};
 use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
 use crate::budget::activity::{Activity, places};
@@ -151,9 +153,9 @@ pub struct Attaching {
     /// Whether processes become targets by a rule, rather than because they or their ancestors are named.
     pub(super) global: bool,
     /// Named processes with links of their own. Shared links count all others.
-    pub(super) own: HashSet<u32>,
+    pub(crate) own: HashSet<u32>,
     /// Whether shared links count a named process, or a child of one.
-    pub(super) shares: bool,
+    pub(crate) shares: bool,
     /// Processes whose own links are to be released because shared links count them.
     pub(super) left: Vec<u32>,
     pub(super) modules: HashMap<ModuleId, Look>,
@@ -173,11 +175,13 @@ pub struct Attaching {
     /// Whether a target has ended, or executed another program.
     pub(super) had_targets: bool,
     pub(super) missed: Missed,
+    /// Named processes that have ended and in which no allocator was found.
+    pub(crate) without_allocator: Vec<Process>,
     /// `exec_id` of the process generation that ended last, for each target that executed another program.
     last_exec: HashMap<u32, u32>,
     pub(super) changes: Vec<HostChange>,
     /// Ends that the host reported: process id and time (CLOCK_MONOTONIC).
-    pub(super) heard_ends: Vec<(u32, u64)>,
+    pub(crate) heard_ends: Vec<(u32, u64)>,
     /// Whether the recording has not begun yet.
     pub(super) is_starting: bool,
     /// Modules that processes mapped and that other threads are still examining, or that wait to be hooked inline.
@@ -185,26 +189,29 @@ pub struct Attaching {
     /// See [`soon_since`] (CLOCK_MONOTONIC).
     soon_since_ns: u64,
     /// Python interpreters.
-    pub(super) interpreters: Interpreters,
+    pub(crate) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
     pub(crate) detours: Detours,
     /// Whether Python objects are counted in processes that are hooked inline.
     pub(super) counts_objects_inside: bool,
     /// What is known about object allocators.
     pub(super) objects: Objects,
-    /// JVMs.
-    pub(super) jvms: Jvms,
+    /// JVMs, and why some of them cannot be read.
+    pub(super) jvms: HashMap<ModuleId, Option<heapbpf_java::Unsupported>>,
     /// Go programs.
     pub(super) go: GoPrograms,
     /// Inline hooks of other heapbpfs in targets.
-    pub(super) others: OthersHooks,
+    pub(crate) others: OthersHooks,
     /// The counted processes, where processes are taken in one by one.
-    pub(super) members: Members,
+    pub(crate) members: Members,
+    /// The programs that targets have executed.
+    pub(crate) executed: ExecutedPrograms,
     /// CPU time of processes, where processes are taken in one by one.
     pub(crate) activity: Option<Activity>,
     /// Makes targets that execute a program wait at its entry point.
     pub(crate) execs: Option<ExecWatch>,
-    until_ns: u64,
+    /// When hooking and releasing stop (CLOCK_MONOTONIC): each takes milliseconds.
+    pub(crate) until_ns: u64,
 }
 
 /// The kernel side of the probes.
@@ -231,23 +238,23 @@ impl Attaching {
         let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
         let hooks_inline = inline.is_some();
+        let table = Table::new(&targets.allocators).with_objects(targets.objects.are_probed(hooks_inline));
+        let mut hooks = Hooks::new(rules, table, live);
+        (hooks.files.sources, hooks.mappings) = (sources, mappings);
+        if let Some(inline) = &inline {
+            inline.read_with(&mut hooks.files);
+        }
         Self {
             programs: Arc::new(programs),
             control,
-            closing: Closing::default(),
+            closing: Closing::new(Links::close),
             inline,
             inline_is_asked,
             refusals: Refusals::default(),
             tripped: None,
             held: None,
             standing: Standing::new(sources == Sources::Announcements, hooks_inline),
-            hooks: Hooks::new(
-                rules,
-                Table::new(&targets.allocators).with_objects(targets.objects.are_probed(hooks_inline)),
-                live,
-            )
-            .of(sources)
-            .with_mappings(mappings),
+            hooks,
             targets: TargetSet::new(hooks_inline),
             global: !targets.are_named(),
             own: HashSet::new(),
@@ -264,6 +271,7 @@ impl Attaching {
             members_change: targets.have_changing_members(),
             had_targets: false,
             missed: Missed::default(),
+            without_allocator: Vec::new(),
             last_exec: HashMap::new(),
             changes: Vec::new(),
             heard_ends: Vec::new(),
@@ -274,10 +282,11 @@ impl Attaching {
             detours: Detours::default(),
             counts_objects_inside: targets.objects.are_counted_inside(hooks_inline),
             objects: Objects::default(),
-            jvms: Jvms::default(),
+            jvms: HashMap::new(),
             go: GoPrograms::default(),
             others: OthersHooks::default(),
             members: Members::default(),
+            executed: ExecutedPrograms::default(),
             execs: None,
             activity: hooks_inline.then(|| {
                 let activity = Activity::new(cpus::online(), began_ns, !targets.are_all());
@@ -329,11 +338,6 @@ impl Attaching {
         self.hooks.let_go_of_unmapped(Instant::now(), |key| files.contains(&key));
     }
 
-    /// Sets when hooking and releasing stop (CLOCK_MONOTONIC): each takes milliseconds.
-    pub fn set_end(&mut self, until_ns: u64) {
-        self.until_ns = until_ns;
-    }
-
     pub(crate) fn is_over(&self) -> bool {
         monotonic_ns() >= self.until_ns
     }
@@ -343,7 +347,7 @@ impl Attaching {
         if self.holds_members() {
             return Some(LOOK_AT_HELD_AFTER);
         }
-        let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
+        let waits = !self.under_way.is_empty() || !self.interpreters.unled.is_empty() || self.awaits_members();
         let began = |under_way: &UnderWay| under_way.began.map(|began| began.at_ns);
         let began_ns = self.under_way.iter().filter_map(began).max();
         let next = waits.then(|| look_after(began_ns, self.soon_since_ns, monotonic_ns()));
@@ -371,7 +375,7 @@ impl Attaching {
         let hooked = self.inline.as_ref().and_then(|inline| inline.hooked_program(ended.tgid));
         if hooked.is_none_or(|hooked| hooked.exec_id <= ended.exec_id) {
             self.standing.forget(ended.tgid);
-            self.objects.forget(ended.tgid);
+            self.objects.young.remove(&ended.tgid);
         }
         let last = self.last_exec.entry(ended.tgid).or_default();
         *last = ended.exec_id.max(*last);
@@ -427,6 +431,9 @@ impl Attaching {
                 None => self.missed.note(pid, comm),
             }
         }
+        if !self.global && is_named {
+            self.note_without_allocator(pid, now_ns, host);
+        }
         self.targets.end(pid, now_ns);
         self.member_ended(pid);
         self.own.remove(&pid);
@@ -442,11 +449,6 @@ impl Attaching {
         let is_shared = self.shares && !self.takes_in() && !self.own.contains(&parent);
         let is_forked = is_shared && !self.last_exec.contains_key(&child.id.pid);
         is_forked.then_some(Forked { parent, since_ns: child.since_ns })
-    }
-
-    /// Execs and exits that the host reported since the last call: process id and time (CLOCK_MONOTONIC).
-    pub fn take_heard_ends(&mut self) -> Vec<(u32, u64)> {
-        std::mem::take(&mut self.heard_ends)
     }
 
     /// Finds ends of targets that were not reported because the record was lost, or because the target never allocated.

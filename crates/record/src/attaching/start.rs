@@ -1,6 +1,6 @@
 //! Attaches the first probes: to files that targets map at the start, and to files that a command is expected to map.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use heapbpf_attach::files::FileKey;
+use heapbpf_attach::files::{ExaminedFile, FileKey};
 use heapbpf_attach::hooks::HookError;
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_attach::libraries::{expected, find_program};
 use heapbpf_attach::moved_text;
 use heapbpf_host::Host;
@@ -18,11 +19,14 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{ProcessInfo, Stat};
 use heapbpf_host::processes::Generation;
 use heapbpf_host::resident;
+use heapbpf_kernel::mappings::MappingProbes;
+use heapbpf_kernel::{generations, totals};
 use heapbpf_probes::{AttachError, Runtime};
+use sampler_ebpf::abi::syscall_work;
 
-use super::mapped::modules_of;
 use super::probes::{Attaching, is_alive};
-use super::taking_in::{TakenIn, forbid_any_probes, forbid_probes};
+use super::runtimes::modules_of;
+use super::taking_in::{TakenIn, forbid_probes};
 use crate::plan::Targets;
 
 /// The remark about a command that is a Go program.
@@ -34,6 +38,8 @@ const GO_AT_THE_END: &str = "a Go program: what it has in use can be read only w
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(1);
+/// How many processes are prepared together for inline hooks.
+const AHEAD: usize = 16;
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
 #[derive(Debug, thiserror::Error)]
@@ -92,18 +98,7 @@ impl Attaching {
         if targets.are_all() && self.takes_in() {
             running.retain(|process| targets.name(process.pid));
         }
-        let mut without = Vec::new();
-        for process in &running {
-            // It is hooked once it is busy.
-            if !self.gets_place(process.pid, &HashSet::new()) {
-                continue;
-            }
-            let is_hooked = self.hook_running(host, process.pid);
-            self.check_custom()?;
-            if !is_hooked && self.targets.named_alive.contains(&process.pid) {
-                without.push(process);
-            }
-        }
+        let without = self.hook_all_running(host, &running)?;
         let all = host.processes().iter().map(|generation| generation.id.pid).filter(|_| self.global);
         let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         self.find_runtimes(host, pids.into_iter());
@@ -121,7 +116,70 @@ impl Attaching {
         self.is_starting = false;
         self.read_arenas(host, &running);
         self.log_refusals();
-        Ok(self.hooks.follow_mappings()?)
+        Ok(self.hooks.mappings.as_mut().map_or(Ok(()), MappingProbes::link)?)
+    }
+
+    /// Hooks what running processes have mapped. Returns the named ones without an allocator that is hooked.
+    fn hook_all_running<'a>(
+        &mut self,
+        host: &mut Host,
+        running: &'a [ProcessInfo],
+    ) -> anyhow::Result<Vec<&'a ProcessInfo>> {
+        let mut without = Vec::new();
+        for (number, process) in running.iter().enumerate() {
+            // The first one adds the sites of its files.
+            if number == 1 {
+                self.prepare_ahead(host, &running[number..]);
+            }
+            if number % AHEAD == 1 {
+                self.prepare_ahead(host, running.get(number + AHEAD..).unwrap_or_default());
+            }
+            // It is hooked once it is busy.
+            if !self.gets_place(process.pid, &HashSet::new()) {
+                continue;
+            }
+            let is_hooked = self.hook_running(host, process.pid);
+            self.check_custom()?;
+            if !is_hooked && self.targets.named_alive.contains(&process.pid) {
+                without.push(process);
+            }
+        }
+        // Another thread must not keep rights that the recording drops.
+        self.inline.iter_mut().for_each(InlineHooks::undo_prepared);
+        Ok(without)
+    }
+
+    /// Begins to prepare the first [`AHEAD`] of these processes for inline hooks, while earlier ones are hooked. What
+    /// was begun before is done when this returns.
+    fn prepare_ahead(&mut self, host: &mut Host, next: &[ProcessInfo]) {
+        if self.inline.is_none() {
+            return;
+        }
+        let next = next.iter().take(AHEAD).map(|process| process.pid);
+        let pids: Vec<u32> = next.filter(|pid| self.gets_place(*pid, &HashSet::new())).collect();
+        let living = if pids.is_empty() { Ok(Vec::new()) } else { totals::living(&self.programs) };
+        // If the list cannot be read, each process is prepared when it is hooked.
+        let living = living.unwrap_or_default();
+        let mut allocators = Vec::new();
+        for pid in pids {
+            let modules = modules_of(host, pid);
+            self.plan_all(host, &modules);
+            for &module in &modules {
+                let _ = self.file_of(host, module);
+            }
+            // Several allocators are hooked one after the other, and an interpreter's objects with its allocator.
+            let is_python = |module: &ModuleId| self.runtime_of(*module) == Some(Runtime::Python);
+            let has_objects = self.counts_objects_inside && modules.iter().any(is_python);
+            let keys = self.allocators_of(host, pid);
+            let process = living.iter().find(|process| process.tgid == pid);
+            let ([key], Some(process), false) = (keys.as_slice(), process, has_objects) else { continue };
+            if let Some(ExaminedFile { path, file: Some(file), .. }) = self.hooks.files.get(*key) {
+                allocators.push((*process, *key, path.clone(), Arc::clone(file)));
+            }
+        }
+        if let Self { inline: Some(inline), hooks, .. } = self {
+            inline.begin_ahead(allocators, &hooks.files.table);
+        }
     }
 
     /// Hooks what a running process has mapped. Returns whether it has an allocator that is hooked.
@@ -179,20 +237,36 @@ impl Attaching {
         Ok(())
     }
 
-    /// Refuses the recording if it would probe a process that probes would kill.
+    /// Refuses the recording if it would probe a process that probes would kill, or a named target whose tracer they
+    /// would harm. Anybody may trace their own processes, so that does not keep others from recording the whole host.
     fn spare_whom_probes_end(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
         if self.takes_in() {
             return Ok(());
         }
-        let probed: Vec<(u32, Option<String>)> = if self.global || self.shares {
-            host.processes().iter().map(|it| (it.id.pid, forbid_any_probes(it.id.pid))).collect()
-        } else {
-            targets.running.iter().map(|process| (process.pid, forbid_probes(process.pid))).collect()
-        };
-        for (pid, forbidden) in probed {
-            if let Some(why) = forbidden {
+        let work = generations::work_at_calls(self.programs.process_iterator_link(), |_| true)?;
+        let work_of = |pid: u32| work.get(&pid).copied().unwrap_or(0);
+        let mut probed = BTreeMap::new();
+        if self.global || self.shares {
+            let everyone = host.processes().iter().map(|it| it.id.pid);
+            probed.extend(everyone.map(|pid| (pid, work_of(pid) & syscall_work::USER_DISPATCH)));
+        }
+        probed.extend(targets.running.iter().map(|process| (process.pid, work_of(process.pid))));
+        let mut seen = Vec::new();
+        for (pid, work) in probed {
+            let ignored = if self.global && !targets.name(pid) { syscall_work::TRACED } else { 0 };
+            if let Some(why) = forbid_probes(pid, work & !ignored) {
                 bail!("process {pid} must not be probed: {why}; without --hook probe, heapbpf leaves it alone");
             }
+            if work & ignored != 0 {
+                seen.push(pid.to_string());
+            }
+        }
+        if !seen.is_empty() {
+            log::warn!(
+                "a tracer sees the system calls of these processes, and will see one that it does not know at each \
+                 probed return: {}",
+                seen.join(", ")
+            );
         }
         Ok(())
     }
@@ -255,7 +329,7 @@ impl Attaching {
                 _ => {}
             }
         }
-        let table = self.hooks.files.table().clone();
+        let table = self.hooks.files.table.clone();
         let read = self.inline.as_ref().map(|inline| inline.read_ahead(hookable, table));
         std::thread::scope(|scope| {
             // Meanwhile, because the kernel takes long for links.
@@ -293,8 +367,8 @@ impl Attaching {
         if let Some(reason) = &self.refused_by_kernel {
             return format!("process {pid} ({comm}) cannot be profiled: {reason}");
         }
-        if self.standing.all_announce() {
-            let reasons = self.refused.iter().take(3).map(|reason| format!(" ({reason})")).collect::<String>();
+        let reasons = self.refused.iter().take(3).map(|reason| format!(" ({reason})")).collect::<String>();
+        if self.standing.all_announce {
             return format!(
                 "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
                  the provider otel_memory{reasons}; leave out --hook usdt to hook its allocator"
@@ -303,16 +377,11 @@ impl Attaching {
         if let Some(why) = moved_text::of_process(pid) {
             return format!("process {pid} ({comm}) cannot be profiled: {why}");
         }
-        let reasons = if self.refused.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", self.refused.iter().take(3).cloned().collect::<Vec<_>>().join("; "))
-        };
         format!(
             "process {pid} ({comm}) has no allocator that heapbpf knows: neither its program nor its libraries define \
              malloc{reasons}; looked for {}; name another one with \
              --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
-            self.hooks.files.table().names()
+            self.hooks.files.table.names()
         )
     }
 }

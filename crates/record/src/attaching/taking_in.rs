@@ -2,30 +2,27 @@
 //! afterwards. No link serves every process here.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_attach::files::FileKey;
 use heapbpf_attach::hooks::MOST_OWN_LINKS;
-use heapbpf_attach::inline::{InlineHooks, loader_is_done};
-use heapbpf_audit::Hook;
+use heapbpf_attach::inline::loader_is_done;
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
-use heapbpf_host::process::ProcessInfo;
 use heapbpf_host::processes::GenerationId;
 use heapbpf_host::{shadow_stacks, translation};
 use heapbpf_kernel::control::CountedBy;
 use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
-use heapbpf_kernel::totals;
+use heapbpf_kernel::{generations, totals};
 use heapbpf_profile::units;
-use heapbpf_remote::{Status, Waiting};
-use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
+use heapbpf_remote::Waiting;
+use sampler_ebpf::abi::{ProcessKey, syscall_work};
 
-use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::{Attaching, Look, Spent, is_alive};
-use crate::budget::activity::{Activity, CpuTime};
+use super::runtimes::modules_of;
+use crate::budget::activity::Activity;
 
 /// Time for taking in processes in one turn: each is stopped for a moment, and records arrive meanwhile.
 const OF_A_TURN: Duration = Duration::from_millis(20);
@@ -41,7 +38,7 @@ const HELD_LIMIT: Duration = Duration::from_secs(1);
 const TO_ENTRY_NS: u64 = 10_000_000;
 
 /// Result of an attempt to take a process in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenIn {
     /// Its calls are counted.
     Counted,
@@ -50,43 +47,26 @@ pub(crate) enum TakenIn {
     /// Not possible now, but soon: another thread is examining its files or preparing it, or another attempt comes
     /// later.
     UnderWay,
-    /// Never, for this reason; `None` if it has no allocator.
-    Not(Option<String>),
+    /// Never. If it has an allocator, the remarks say why.
+    Not,
 }
 
 impl TakenIn {
     /// Whether another attempt may succeed.
-    pub(super) const fn may_come(&self) -> bool {
+    pub(super) const fn may_come(self) -> bool {
         matches!(self, Self::NotYet | Self::UnderWay)
     }
 }
 
-/// Where there is a place for another process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Not all places were taken.
-    Free,
-    /// An idle process was let go.
-    OfIdle,
-}
-
 /// The processes that are taken in.
 #[derive(Debug, Default)]
-pub(super) struct Members {
+pub(crate) struct Members {
     /// Processes that were taken in, and the program that they ran then.
     taken: HashMap<u32, GenerationId>,
     /// Named processes that are to be taken in.
     awaited: HashMap<u32, Awaited>,
     /// Those of them that wait at their entry point, or will.
     held: HashMap<u32, Held>,
-    /// The last program of a process that was over.
-    last: HashMap<u32, ProcessKey>,
-    /// Programs that will not be counted, for a reason that is reported.
-    refused: HashSet<ProcessKey>,
-    /// Programs that were hooked inline before they ran.
-    whole: HashSet<ProcessKey>,
-    /// Programs that are over, and count as missed unless calls of them were counted.
-    doubtful: HashSet<ProcessKey>,
     /// Number of times that an idle process was let go.
     pub(super) let_go: u64,
 }
@@ -120,10 +100,6 @@ struct Held {
 }
 
 impl Held {
-    const fn new(waiting: Waiting) -> Self {
-        Self { waiting, is_there: false, loaded_ns: None, has_passed: false }
-    }
-
     fn look(&mut self, pid: u32) {
         if self.is_there || self.has_passed {
             return;
@@ -151,107 +127,12 @@ impl Members {
              not counted, and its older blocks no longer count as in use"
         ))
     }
-
-    /// Whether it is known why nothing was counted of a program that is over, if nothing was.
-    fn explain(&mut self, program: &ProcessKey) -> bool {
-        let was_whole = self.whole.remove(program);
-        self.refused.remove(program) || was_whole
-    }
 }
 
 impl Attaching {
     /// Whether processes are taken in one by one, and no link serves every process.
     pub(crate) const fn takes_in(&self) -> bool {
         self.inline.is_some()
-    }
-
-    /// Updates the CPU time of all threads. Returns the processes that should be taken in now; named processes are
-    /// taken in anyway.
-    pub(crate) fn look_at_activity(
-        &mut self,
-        host: &mut Host,
-        threads: &[LivingThread],
-        now_ns: u64,
-    ) -> Vec<ProcessKey> {
-        let Some(mut activity) = self.activity.take() else { return Vec::new() };
-        let inline = self.inline.as_ref().map(InlineHooks::all_counted).unwrap_or_default();
-        // While links are being made, nothing is counted. The BPF programs see it the same way.
-        let has_links = |pid: u32| self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::OwnLinks);
-        let is_counted = |process: ProcessKey| inline.contains(&process) || has_links(process.tgid);
-        let is_target = |process: ProcessKey| {
-            let current = host.processes().current(process.tgid).map(|generation| generation.id);
-            current.is_some_and(|generation| self.is_target(host, generation))
-        };
-        activity.look(threads, now_ns, is_counted, is_target);
-        let due = if self.global {
-            activity.due(now_ns)
-        } else {
-            activity.rest(now_ns);
-            Vec::new()
-        };
-        self.activity = Some(activity);
-        due
-    }
-
-    /// Share of a process's CPU time in which its calls were counted; `None` if it is not known.
-    pub(crate) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
-        let Some(activity) = &self.activity else {
-            return self.targets.share_if_late(process.tgid, || Spent::of_living(process.tgid));
-        };
-        let looked = activity.of(process).map(CpuTime::share);
-        // Some processes start and end between two checks.
-        let is_inline = self.standing.hook(process.tgid) == Hook::Inline;
-        looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))
-    }
-
-    /// CPU time of the targets, where they are hooked one by one. `ended`: what the BPF programs added up.
-    pub(crate) fn cpu_time(&self, host: &mut Host, ended: &Progress) -> Option<CpuTime> {
-        Some(self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process)))
-    }
-
-    /// Reports how much of the targets' CPU time was counted, unless it was all of it.
-    pub(crate) fn cpu_remark(&self, cpu: CpuTime, ended: &Progress) -> Option<String> {
-        let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
-        let short = ended.ended_uncounted;
-        let (few, they) = if short == 1 { ("short process", "it") } else { ("short processes", "they") };
-        let those = (short > 0).then(|| {
-            format!(
-                "; {} {few} ({}) ended before {they} could be counted",
-                units::count(short as f64),
-                percent(ended.ended_uncounted_ns)
-            )
-        });
-        let line = format!("{} of the targets' CPU time was counted", percent(cpu.counted_ns));
-        (self.global || short > 0 || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
-    }
-
-    /// Whether an active process is a target. heapbpf itself never is.
-    pub(crate) fn is_active_target(&self, host: &mut Host, process: ProcessKey) -> bool {
-        let Some(generation) = host.processes().current(process.tgid).map(|generation| generation.id) else {
-            return false;
-        };
-        let has_joined = || {
-            // Its name or cgroup may have changed since it started.
-            let info = ProcessInfo::read(process.tgid).ok();
-            info.is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
-        };
-        process.tgid != std::process::id() && (self.is_target(host, generation) || self.members_change && has_joined())
-    }
-
-    /// Notes children that have the hooks of their parents, and processes that lost their hooks because one died of its
-    /// own.
-    pub(crate) fn note_heirs(&mut self) {
-        for pid in self.inline.iter_mut().flat_map(|inline| inline.look_for_heirs()).collect::<Vec<_>>() {
-            self.standing.note(pid, Ok(()));
-        }
-        if let Some(at_ns) = self.tripped.as_ref().map(|tripped| tripped.at_ns) {
-            let stopped = self.inline.as_mut().map(InlineHooks::take_stopped).unwrap_or_default();
-            for process in stopped {
-                if self.is_current_program(process) {
-                    self.note_given_up(process, at_ns);
-                }
-            }
-        }
     }
 
     /// Whether the program that a process runs was taken in.
@@ -280,7 +161,8 @@ impl Attaching {
         while let Some(Executed { pid, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
             match held {
                 Ok(waiting) if !self.is_over() => {
-                    self.members.held.insert(pid, Held::new(waiting));
+                    let held = Held { waiting, is_there: false, loaded_ns: None, has_passed: false };
+                    self.members.held.insert(pid, held);
                     // It may have been awaited since its previous program.
                     self.members.awaited.remove(&pid);
                     self.await_member(pid);
@@ -324,71 +206,6 @@ impl Attaching {
         }
     }
 
-    /// Handles the end of a program that may have been counted: its process executed another one, or ended.
-    pub(crate) fn program_is_over(&mut self, program: ProcessKey) {
-        let is_own = self.is_own_program(program);
-        let is_explained = self.members.explain(&program);
-        if is_own && !is_explained {
-            self.members.doubtful.insert(program);
-        }
-    }
-
-    /// Handles the end of a program that nothing counted.
-    pub(crate) fn program_was_missed(&mut self, program: ProcessKey, time_ns: u64, host: &Host) {
-        let is_after = self.targets.detached_ns.is_some_and(|at_ns| at_ns < time_ns);
-        let is_explained = self.members.explain(&program) || is_after;
-        if self.is_own_program(program) && !is_explained {
-            self.activity.iter_mut().for_each(|activity| activity.missed(program));
-            let known = host.processes().at(program.tgid, time_ns.saturating_sub(1));
-            let comm = known.map(|known| Arc::clone(&known.info.comm));
-            self.missed.note_program(comm.unwrap_or_default());
-        }
-    }
-
-    /// Whether every program that targets execute is to be counted. The BPF programs then also report the end of those
-    /// that were not.
-    fn judges_programs(&self) -> bool {
-        self.takes_in() && !self.is_listed_by_all()
-    }
-
-    /// Notes that a program is over. Returns whether it was executed during the recording and its end is reported for
-    /// the first time: then it is known whether it was missed.
-    fn is_own_program(&mut self, program: ProcessKey) -> bool {
-        if !self.judges_programs() {
-            return false;
-        }
-        let before = self.members.last.get(&program.tgid).filter(|before| before.start_ns == program.start_ns);
-        let is_new = before.is_none_or(|before| *before != program);
-        // The copy that a fork made is not a program of its own.
-        let is_own = is_new && before.is_some();
-        if is_new {
-            self.members.last.insert(program.tgid, program);
-        }
-        if is_own {
-            self.missed.knows_programs_of(program.tgid);
-        }
-        is_own
-    }
-
-    /// Handles a program that is over and whose counts have all been taken in: without calls, it was missed.
-    pub(crate) fn program_was_counted(&mut self, program: ProcessKey, has_calls: bool, comm: Arc<str>) {
-        // If no record reported its end, this is still known.
-        self.members.explain(&program);
-        if self.members.doubtful.remove(&program) && !has_calls {
-            self.missed.note_program(comm);
-        }
-    }
-
-    /// Programs that are over, and of which it is not known yet whether any call was counted.
-    pub(crate) fn doubtful_programs(&self) -> Vec<ProcessKey> {
-        self.members.doubtful.iter().copied().collect()
-    }
-
-    /// Forgets a process that has ended, after its last program was handled.
-    pub(crate) fn forget_programs(&mut self, pid: u32) {
-        self.members.last.remove(&pid);
-    }
-
     /// Handles an exec: links of the process's own were for the previous program.
     pub(super) fn member_replaced(&mut self, before: GenerationId) {
         if let Some(inline) = &mut self.inline {
@@ -422,31 +239,27 @@ impl Attaching {
         }
     }
 
-    /// Whether any process has links of its own.
-    pub(crate) fn have_own_links(&self) -> bool {
-        !self.own.is_empty()
-    }
-
     /// Frees a place for a busy process that is to be hooked: if there is none, lets the process go that has been idle
-    /// longest. One that is being prepared has a place. `None` if there is still no place.
-    pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> Option<Place> {
+    /// longest. One that is being prepared has a place. Returns whether there is one.
+    pub(crate) fn make_place(&mut self, busy: ProcessKey, now_ns: u64) -> bool {
         if self.activity.as_ref().is_some_and(|activity| activity.is_being_prepared(busy)) {
-            return Some(Place::Free);
+            return true;
         }
         let promised = places_of(&self.members.awaited);
         let is_full = |activity: &&Activity| !activity.has_place(busy.tgid, &promised);
-        let Some(activity) = self.activity.as_ref().filter(is_full) else { return Some(Place::Free) };
-        let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process))?;
-        if self.let_go(idlest) {
-            return Some(Place::OfIdle);
+        let Some(activity) = self.activity.as_ref().filter(is_full) else { return true };
+        let idlest = activity.idlest_for(busy, now_ns, |process| self.may_go(process));
+        let Some(idlest) = idlest else { return false };
+        let has_gone = self.let_go(idlest);
+        if !has_gone {
+            self.activity.iter_mut().for_each(|activity| activity.stays(idlest, now_ns));
         }
-        self.activity.iter_mut().for_each(|activity| activity.stays(idlest, now_ns));
-        None
+        has_gone
     }
 
     /// Whether a process need not be counted while it is idle: it is not named, and no child shares its hooks.
     fn may_go(&self, process: ProcessKey) -> bool {
-        let has_heirs = self.inline.as_ref().is_some_and(|inline| inline.has_heirs(process));
+        let has_heirs = self.inline.as_ref().is_some_and(|inline| inline.counted.has_heirs(process));
         !has_heirs && !self.targets.named_alive.contains(&process.tgid)
     }
 
@@ -460,7 +273,7 @@ impl Attaching {
             && self.control.add_target(process.tgid, CountedBy::SharedLinks).is_ok();
         // It may run another program by now.
         let is_it = totals::program_of(&self.programs, process.tgid).ok().flatten() == Some(process);
-        let inline = self.inline.as_mut().filter(|inline| inline.is_counted(process));
+        let inline = self.inline.as_mut().filter(|inline| inline.counted.runs(process));
         if !is_it || inline.is_some_and(|inline| !inline.let_go(process)) {
             if is_new {
                 self.control.remove_target(process.tgid);
@@ -471,7 +284,7 @@ impl Attaching {
         self.no_longer_needs_links(process.tgid);
         self.members.taken.remove(&process.tgid);
         // Its program was counted, if it ends before it is hooked again.
-        self.members.refused.insert(process);
+        self.executed.refused.insert(process);
         self.members.let_go += 1;
         self.targets.let_go(process.tgid, monotonic_ns());
         if let Some(activity) = &mut self.activity {
@@ -586,7 +399,6 @@ impl Attaching {
         // Runtimes must be known before the first sample.
         self.find_runtimes(host, std::iter::once(pid));
         let mut is_hooked = false;
-        let mut why = None;
         for &module in &modules {
             match self.hook_module_in(host, module, pid) {
                 Ok(_) => {
@@ -594,15 +406,14 @@ impl Attaching {
                     is_hooked = true;
                 }
                 Err(Unhooked::Waits) => return TakenIn::UnderWay,
-                Err(Unhooked::Refused(reason)) => why = Some(reason),
                 Err(Unhooked::Known | Unhooked::Gone | Unhooked::TooLate) => {}
             }
         }
         if !is_hooked {
             if self.judges_programs() {
-                self.members.refused.extend(totals::program_of(&self.programs, pid).ok().flatten());
+                self.executed.refused.extend(totals::program_of(&self.programs, pid).ok().flatten());
             }
-            return TakenIn::Not(why);
+            return TakenIn::Not;
         }
         self.members.taken.insert(pid, generation);
         self.activity.iter_mut().for_each(|activity| activity.took_in(pid));
@@ -613,7 +424,7 @@ impl Attaching {
             && self.judges_programs()
             && let Some(inline) = &self.inline
         {
-            self.members.whole.extend(inline.hooked_program(pid));
+            self.executed.whole.extend(inline.hooked_program(pid));
         }
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
@@ -631,14 +442,17 @@ impl Attaching {
         if !self.takes_in() || self.own.contains(&pid) {
             return Ok(());
         }
-        if let Some(why) = forbid_probes(pid) {
-            return Err(why);
-        }
-        if !self.programs.links_one_process() {
-            return Err("this kernel's links to one process see its first thread only".to_owned());
+        if !self.programs.links_one_process {
+            return Err("on this kernel, probes of one process count its first thread only".to_owned());
         }
         if self.hooks.own_links(key) >= MOST_OWN_LINKS {
-            return Err(format!("{MOST_OWN_LINKS} other processes already have their own links to this file"));
+            return Err(format!("{MOST_OWN_LINKS} other processes already have probes of their own on this file"));
+        }
+        // Last, because it reads all threads of the host.
+        let work = generations::work_at_calls(self.programs.process_iterator_link(), |asked| asked == pid)
+            .map_err(|it| it.to_string())?;
+        if let Some(why) = forbid_probes(pid, work.get(&pid).copied().unwrap_or(0)) {
+            return Err(why);
         }
         self.control.add_target(pid, CountedBy::AwaitedLinks).map_err(|error| error.to_string())?;
         self.own.insert(pid);
@@ -664,30 +478,17 @@ fn main_thread_cpu_ns(pid: u32) -> Option<u64> {
     Some(process.schedstat().ok()?.sum_exec_runtime)
 }
 
-/// Names of tracers that see no system calls: debuggers, which let a program run between breakpoints, and another
-/// heapbpf, which stops it for a moment.
-const BLIND_TO_CALLS: [&str; 4] = ["gdb", "lldb", "lldb-server", "heapbpf"];
+/// The call is uretprobe(2), since Linux 6.11: its number ends `strace -c` with SIGSEGV, and sandboxes refuse it.
+const IS_SEEN: &str = "its tracer sees its system calls, and would see one that it does not know at each probed return";
+const IS_DISPATCHED: &str = "it handles its own system calls, and would get SIGSYS at each probed return";
 
-/// The program that traces a process and may see its system calls; `None` if there is none.
-fn tracer_of_calls(pid: u32) -> Option<String> {
-    let tracer = Status::read(&format!("/proc/{pid}/status")).ok().filter(|status| status.tracer != 0)?.tracer;
-    let exe = procfs::process::Process::new(i32::try_from(tracer).ok()?).and_then(|it| it.exe()).ok()?;
-    let name = exe.file_name()?.to_string_lossy().into_owned();
-    (!BLIND_TO_CALLS.contains(&&*name)).then_some(name)
-}
-
-/// Why probes of its own would harm a process; `None` if they would not.
-pub(super) fn forbid_probes(pid: u32) -> Option<String> {
-    // uretprobe(2), kernel 6.11: strace -c ends with SIGSEGV for its number, sandboxes refuse it.
-    let traced =
-        |tracer| format!("{tracer} traces it, and would see a system call that it does not know at each probed return");
-    forbid_any_probes(pid).or_else(|| tracer_of_calls(pid).map(traced))
-}
-
-/// Why probes would end a process, also those that serve others; `None` if they would not.
-pub(super) fn forbid_any_probes(pid: u32) -> Option<String> {
+/// Why probes would harm a process; `None` if they would not. `work`: what the kernel does at its system calls
+/// ([`syscall_work`]).
+pub(super) fn forbid_probes(pid: u32, work: u64) -> Option<String> {
     let translated =
         |translator| format!("{translator} executes its code by translation, and it would end at the first breakpoint");
-    let shadow_stack = shadow_stacks::forbid_return_probes(pid).map(str::to_owned);
-    shadow_stack.or_else(|| translation::translator_of(pid).map(translated))
+    let is_dispatched = (work & syscall_work::USER_DISPATCH != 0).then_some(IS_DISPATCHED);
+    let is_seen = (work & syscall_work::TRACED != 0).then_some(IS_SEEN);
+    let why = shadow_stacks::forbid_return_probes(pid).or(is_dispatched).or(is_seen);
+    why.map(str::to_owned).or_else(|| translation::translator_of(pid).map(translated))
 }

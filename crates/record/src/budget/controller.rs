@@ -8,7 +8,7 @@ use super::inline_advice::InlineAdvice;
 use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, cheap_samples, cheaper, decide, would_take};
 use crate::cost::measure::Measured;
 use crate::intake::counters::exact_bytes;
-use crate::plan::{RecordPlan, SamplingPlan};
+use crate::plan::SamplingPlan;
 
 /// Time until the first check, which finds the targets' call rate.
 const FIRST_LOOK_NS: u64 = 200_000_000;
@@ -62,18 +62,21 @@ struct Looks {
 /// The overhead controller of one recording.
 pub struct OverheadController {
     measured: Option<Measured>,
-    costs: Option<ProbeCosts>,
-    /// What inline hooks would take instead.
-    advice: Option<InlineAdvice>,
+    /// What probes cost the targets, on average.
+    pub costs: Option<ProbeCosts>,
+    /// What inline hooks would take instead, if an option of the recording stands in their way.
+    pub advice: Option<InlineAdvice>,
     budget: Option<f64>,
     automatic: bool,
-    tracking: Tracking,
+    /// How closely targets are tracked. Without frees, memory in use is unknown.
+    pub tracking: Tracking,
     /// Whether the probes are still in place.
     attached: bool,
     /// CLOCK_MONOTONIC.
     begun_ns: u64,
     looks: Looks,
-    notes: Vec<String>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
 }
 
 impl OverheadController {
@@ -108,27 +111,12 @@ impl OverheadController {
         }
     }
 
-    /// Names inline hooks as the cure, if an option of the recording stands in their way.
-    pub fn advising(self, plan: &RecordPlan) -> Self {
-        Self { advice: self.measured.as_ref().and_then(|measured| InlineAdvice::new(plan, measured)), ..self }
-    }
-
-    /// What inline hooks would take instead of probes.
-    pub const fn advice(&self) -> Option<InlineAdvice> {
-        self.advice
-    }
-
     /// Notes that the recording begins now, with the targets' CPU clock at `cpu_seconds`.
     pub fn begin(&mut self, cpu_seconds: f64, now_ns: u64) {
         self.begun_ns = now_ns;
         self.looks.next_ns = now_ns + FIRST_LOOK_NS;
         self.looks.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
         (self.looks.last_in_kernel, self.looks.is_close) = (self.looks.last, true);
-    }
-
-    /// Sets what probes cost the targets from now on, on average.
-    pub fn set_costs(&mut self, costs: ProbeCosts) {
-        self.costs = Some(costs);
     }
 
     /// Probe costs measured on this machine.
@@ -150,16 +138,6 @@ impl OverheadController {
     /// Probe time as a share of the targets' CPU time between the last two checks.
     pub fn share(&self) -> Option<f64> {
         self.looks.share
-    }
-
-    /// Whether frees are tracked. Otherwise memory in use is unknown.
-    pub const fn tracks_frees(&self) -> bool {
-        self.tracking.frees
-    }
-
-    /// Notes for the user.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
     }
 
     /// Whether a check at a time needs the calls that targets count themselves ([`Self::look`]): to choose an interval,

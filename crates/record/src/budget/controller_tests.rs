@@ -57,7 +57,7 @@ impl Load {
             let made = calls * (at_ns - self.now_ns) / SECOND;
             self.now_ns = at_ns;
             self.calls += made;
-            self.frees += if self.controller.tracks_frees() { made } else { 0 };
+            self.frees += if self.controller.tracking.frees { made } else { 0 };
             let counters = Counters { frees_seen: self.frees, ..counters(self.calls) };
             let actions = self.controller.look(&counters, (at_ns - SECOND) as f64 * 1e-9, false, at_ns);
             done.extend(actions.into_iter().map(|action| ((at_ns - SECOND) / 100_000_000, action)));
@@ -70,7 +70,7 @@ impl Load {
 fn without_budget_nothing_is_looked_at() {
     let controller = controller(None, false);
     assert_eq!(controller.next_ns(), None);
-    assert!(controller.notes().is_empty());
+    assert!(controller.notes.is_empty());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
     assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS));
     assert!(controller.look(&counters(1_000), 0.19, false, SECOND + FIRST_LOOK_NS).is_empty());
     assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS + LOOK_NS));
-    assert!(controller.share().unwrap() < 0.01 && controller.notes().is_empty());
+    assert!(controller.share().unwrap() < 0.01 && controller.notes.is_empty());
 }
 
 /// Counters of targets with inline hooks: they count calls of 100 bytes without a sample themselves, and the kernel
@@ -114,7 +114,7 @@ fn what_targets_count_is_needed_once_their_samples_come_close_to_the_budget() {
     assert!(!controller.is_well_within(&in_kernel(100_200), 3.0, at_ns(3)) && controller.needs_calls(at_ns(4)));
     assert!((controller.share().unwrap() - 0.36).abs() < 1e-3, "{:?}", controller.share());
     controller.look_from(&counted_inside(3_000_000, 100_200), 3.0, at_ns(3));
-    assert!(controller.notes().is_empty(), "once is not enough");
+    assert!(controller.notes.is_empty(), "once is not enough");
     let actions = controller.look(&counted_inside(3_000_000, 200_200), 4.0, true, at_ns(4));
     assert!(matches!(actions[..], [Action::SetInterval(interval)] if interval > 512 << 10), "{actions:?}");
     assert!(controller.needs_calls(at_ns(5)));
@@ -140,9 +140,9 @@ fn probes_and_an_automatic_interval_need_what_targets_count() {
 fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
     let mut load = Load::new(0.05);
     assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees), (32, Action::Detach)]);
-    assert!(!load.controller.tracks_frees());
+    assert!(!load.controller.tracking.frees);
     assert_eq!((load.controller.next_ns(), load.controller.share()), (None, None), "there is nothing left to look at");
-    let notes = load.controller.notes().join("\n");
+    let notes = load.controller.notes.join("\n");
     for part in [
         "more than the budget of 5",
         "--no-live would take 42.9 %",
@@ -158,7 +158,7 @@ fn what_is_enough_stays_and_nothing_comes_back() {
     let mut load = Load::new(0.4);
     assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees)]);
     assert_eq!(load.run(1_000, 600), []);
-    assert!(!load.controller.tracks_frees());
+    assert!(!load.controller.tracking.frees);
 }
 
 #[test]

@@ -3,6 +3,5 @@
 pub mod activity;
 pub mod controller;
 pub mod inline_advice;
-pub mod overhead;
 pub mod slowed;
 pub mod spent;

@@ -2,6 +2,7 @@
 //! detached.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use heapbpf_profile::units;
 use sampler_ebpf::abi::ProcessKey;
@@ -14,8 +15,8 @@ const WORTH_A_WORD: f64 = 0.2;
 const FEWEST_SECONDS: f64 = 0.04;
 /// Time between checks: two checks find a target that has just become busy within a second.
 const LOOK_NS: u64 = 400_000_000;
-/// Checking takes at most one part in this many of the time.
-const SHARE_OF_TIME: u64 = 100;
+/// Checking takes at most one part in this many of a processor's time.
+const SHARE_OF_TIME: u32 = 100;
 /// Above this factor, how many times slower a target runs cannot be determined.
 const MOST_TIMES: f64 = 50.0;
 /// Maximum number of targets that are reported.
@@ -51,7 +52,8 @@ pub struct SlowedTargets {
     before: HashMap<ProcessKey, Use>,
     reported: HashSet<ProcessKey>,
     next_ns: u64,
-    notes: Vec<String>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
 }
 
 impl SlowedTargets {
@@ -60,10 +62,10 @@ impl SlowedTargets {
         (has_budget || self.reported.len() < MOST_REPORTED).then_some(self.next_ns)
     }
 
-    /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`.
-    pub fn looked(&mut self, begun_ns: u64, now_ns: u64) {
-        let took_ns = now_ns.saturating_sub(begun_ns);
-        self.next_ns = now_ns.saturating_add(LOOK_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
+    /// Sets the time of the next check, after one that took this much CPU time.
+    pub fn looked(&mut self, took: Duration, now_ns: u64) {
+        let least_ns = took.saturating_mul(SHARE_OF_TIME).as_nanos() as u64;
+        self.next_ns = now_ns.saturating_add(LOOK_NS.max(least_ns));
     }
 
     /// Judges the targets. Returns those to report at once. `budget`: the share of its CPU time that the probes of a
@@ -121,11 +123,6 @@ impl SlowedTargets {
         }
         self.before = seen;
         found
-    }
-
-    /// Notes for the user.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
     }
 }
 
@@ -196,7 +193,7 @@ mod tests {
         ] {
             assert!(lines[0].contains(part), "{part}: {}", lines[0]);
         }
-        assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
+        assert_eq!(slowed.notes, [format!("after 0.8 s: {}", lines[0])]);
         let all = line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS, None);
         assert!(all.starts_with("process 7 runs more than 50× "), "{all}");
         // Where every block is sampled, an interval shorter than the blocks saves nothing.
@@ -252,7 +249,7 @@ mod tests {
             "probes took 50 % of the CPU time of octave (7), more than the budget of 25 % (--max-overhead; `none` lifts it): it is \
              not counted any more"
         );
-        assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", found[0].line)]);
+        assert_eq!(slowed.notes, [format!("after 0.8 s: {}", found[0].line)]);
         assert!(slowed.next_ns(true).is_some());
     }
 
@@ -262,11 +259,11 @@ mod tests {
         let all = |pairs, seconds| (0..100).map(|pid| seen(pid, pairs, seconds)).collect::<Vec<_>>();
         look(&mut slowed, all(0.0, 0.0));
         assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_REPORTED);
-        assert_eq!((slowed.notes().len(), slowed.next_ns(false)), (MOST_REPORTED, None));
+        assert_eq!((slowed.notes.len(), slowed.next_ns(false)), (MOST_REPORTED, None));
         let mut slowed = SlowedTargets::default();
-        slowed.looked(1_000, 2_000);
+        slowed.looked(Duration::from_nanos(1_000), 2_000);
         assert_eq!(slowed.next_ns(false), Some(2_000 + LOOK_NS));
-        slowed.looked(0, 100_000_000);
+        slowed.looked(Duration::from_millis(100), 100_000_000);
         assert_eq!(slowed.next_ns(false), Some(10_100_000_000));
     }
 }

@@ -9,7 +9,8 @@ use crate::cost::budget::{ProbeCosts, Use};
 /// and go.
 #[derive(Debug, Default)]
 pub struct Spent {
-    seconds: f64,
+    /// Time that probes have taken, in seconds.
+    pub seconds: f64,
     on: Use,
 }
 
@@ -19,11 +20,6 @@ impl Spent {
         let used = usage(total, 0.0, 0.0);
         self.seconds += used.since(&self.on).probe_seconds(costs).max(0.0);
         self.on = used;
-    }
-
-    /// Seconds.
-    pub const fn seconds(&self) -> f64 {
-        self.seconds
     }
 }
 
@@ -40,7 +36,7 @@ mod tests {
         let mut spent = Spent::default();
         let mut noted = |calls, costs| {
             spent.note(&total(calls), costs);
-            (spent.seconds() * 1e6).round()
+            (spent.seconds * 1e6).round()
         };
         assert_eq!([noted(1000, &COSTS), noted(1000, &dear), noted(1100, &dear)], [900.0, 900.0, 1940.0]);
         assert_eq!(noted(2100, &COSTS), 2840.0);

@@ -23,13 +23,14 @@ use super::workload::Workload;
 const CALLS: u64 = 4_000;
 /// Calls per slice if each call is sampled, or takes microseconds.
 const SLOW_CALLS: u64 = 1_000;
-/// Size of the events ring for such a slice, bytes. Each sample takes some 200 bytes, and 4.3 KiB of the stacks ring.
-const SLOW_EVENTS_BYTES: u32 = 2 << 20;
-/// Slices of each kind. The fastest counts, because every disturbance (such as another recording's probes) only adds
-/// time.
-const ROUNDS: usize = 5;
-/// Slices of each kind with perf links: the kernel takes 0.1 s and more to remove one.
-const PERF_ROUNDS: usize = 2;
+/// Size of the events ring for such slices of a round, bytes. Each sample takes some 200 bytes, and 4.3 KiB of the stacks
+/// ring, which is four times as large.
+const SLOW_EVENTS_BYTES: u32 = 4 << 20;
+/// Rounds over all kinds, and slices of each kind in a round. The fastest slice counts, because every disturbance (such
+/// as another recording's probes) only adds time. There are few rounds, because the kernel takes 0.1 s and more to remove
+/// a link.
+const ROUNDS: usize = 2;
+const SLICES: usize = 3;
 /// Plausible ratios of a call under heapbpf to a no-op probe: about 1, or 2 where each return traps. A ratio outside
 /// this range means that something disturbed the measurement.
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
@@ -153,7 +154,7 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
 pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
     if measured.missed_calls() {
-        anyhow::bail!("no call of the measured process reached the probes: another heapbpf hooks it inline");
+        anyhow::bail!("no call of the measured process reached the probes: another heapbpf counts it from inside");
     }
     if !measured.is_plausible() {
         log::info!("something disturbed the measurement of probes: {measured:?}");
@@ -220,8 +221,10 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let mut nothing = Baseline::load(object, &guardian)?;
 
     let mut slices = Slices::default();
-    for _ in 0..if full.link() == LinkKind::Perf { PERF_ROUNDS } else { ROUNDS } {
-        slices.add("bare", pairs(&mut child, 10 * CALLS)?);
+    for _ in 0..ROUNDS {
+        for _ in 0..SLICES {
+            slices.add("bare", pairs(&mut child, 10 * CALLS)?);
+        }
         for (name, recording, calls) in [
             ("full", &mut full, CALLS),
             ("allocations", &mut allocations, CALLS),
@@ -229,7 +232,9 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
         ] {
             recording.on()?;
             pairs(&mut child, 100)?;
-            slices.add(name, pairs(&mut child, calls)?);
+            for _ in 0..SLICES {
+                slices.add(name, pairs(&mut child, calls)?);
+            }
             recording.off();
         }
         for (index, (kind, microbenchmark)) in MICROBENCHMARKS.iter().enumerate() {
@@ -237,9 +242,10 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             let bare = calls(&mut child, index, CALLS)?;
             nothing.on_own(&place, pid)?;
             calls(&mut child, index, 100)?;
-            let probed = calls(&mut child, index, SLOW_CALLS)?;
+            for _ in 0..SLICES {
+                slices.add(kind, calls(&mut child, index, SLOW_CALLS)? - bare);
+            }
             nothing.off();
-            slices.add(kind, probed - bare);
         }
     }
     let inline =
@@ -267,9 +273,8 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
 /// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled, and whether that is a bound, as
 /// in [`Slices::added`].
 fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<(f64, bool)> {
-    /// Pairs per slice, and number of slices. Pairs take nanoseconds.
+    /// Pairs per slice, which take nanoseconds.
     const PAIRS: u64 = 400_000;
-    const SLICES: usize = 3;
     let mut slices = Slices::default();
     for _ in 0..SLICES {
         slices.add("bare", pairs(child, PAIRS)?);

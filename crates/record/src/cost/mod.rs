@@ -5,6 +5,5 @@ pub mod cpu_time;
 pub mod cpus;
 pub mod library;
 pub mod measure;
-pub mod quantiles;
 pub mod trial;
 pub mod workload;

@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use heapbpf_attach::files::FileKey;
-use heapbpf_attach::hooks::{Hooks, MOST_OWN_LINKS};
+use heapbpf_attach::hooks::Hooks;
 use heapbpf_attach::inline::Refused;
 use heapbpf_attach::inline::preview::Trial as InlineTrial;
 use heapbpf_attach::rules;
-use heapbpf_heap::event::decode_stack;
 use heapbpf_kernel::control::{ControlMaps, CountedBy};
 use heapbpf_kernel::guardian::{Guardian, ProbeLink};
 use heapbpf_kernel::loader::{Loader, MapSizes, ProgramKind};
@@ -28,13 +27,17 @@ use sampler_ebpf::constants::draw_constants;
 /// Smallest ring, bytes; the loader rounds it up to a page.
 const LEAST: u32 = 4096;
 
+/// The functions that a recording probes. Fewer are faster to remove, which matters for perf links.
+const FUNCTIONS: [&str; 2] = ["malloc", "free"];
+
 /// The allocator file of a process, and where heapbpf would probe it.
 pub struct Allocator {
-    path: CString,
+    /// Path of the file.
+    pub path: CString,
     file: Arc<File>,
     name: String,
     /// Probed instructions: file offset, whether the function only frees, how the kernel executes it, and the function.
-    sites: Vec<(u64, bool, String, String)>,
+    pub sites: Vec<(u64, bool, String, String)>,
 }
 
 impl Allocator {
@@ -107,15 +110,17 @@ fn hooks(live: bool, programs: Option<&Programs>) -> Hooks {
     Hooks::new(rules::of_this_kernel(programs), Table::default(), live)
 }
 
-/// heapbpf's BPF programs, set up as in a recording, for processes with the same allocator file.
+/// heapbpf's BPF programs, set up as in a recording of one process.
 pub struct Recording {
     programs: Programs,
     control: ControlMaps,
     hooks: Hooks,
     key: FileKey,
-    events: Ring,
-    stacks: Ring,
-    pids: Vec<u32>,
+    /// The ring of small records.
+    pub events: Ring,
+    /// The ring of stack copies.
+    pub stacks: Ring,
+    pid: u32,
 }
 
 /// Settings of a [`Recording`].
@@ -133,9 +138,6 @@ pub struct Setting {
     pub stack_bytes: u64,
     /// Size of the events ring, bytes. It is not read during a slice. The stacks ring is four times as large.
     pub events_bytes: u32,
-    /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf
-    /// links.
-    pub functions: Option<&'static [&'static str]>,
 }
 
 impl Setting {
@@ -147,7 +149,6 @@ impl Setting {
         stack_kind: stack_kind::COPIED,
         stack_bytes: 64 << 10,
         events_bytes: 16 << 20,
-        functions: Some(&["malloc", "free"]),
     };
 }
 
@@ -179,17 +180,10 @@ impl Recording {
         control.set_draw(draw_constants(setting.interval).context("the interval is too large")?)?;
         let programs = Programs::load(&loader, (setting.live, When::AtOnce), setting.link, guardian)?;
         let mut hooks = hooks(setting.live, Some(&programs));
-        if let Some(functions) = setting.functions {
-            hooks = hooks.only(functions);
-        }
+        hooks.only = Some(&FUNCTIONS);
         let (key, _) = hooks.files.examine(&allocator.path.to_string_lossy(), &allocator.file)?;
         let (events, stacks) = (Ring::open(&loader, RingId::Events)?, Ring::open(&loader, RingId::Stacks)?);
-        Ok(Self { programs, control, hooks, key, events, stacks, pids: vec![pid] })
-    }
-
-    /// Kind of its links.
-    pub const fn link(&self) -> LinkKind {
-        self.programs.kind
+        Ok(Self { programs, control, hooks, key, events, stacks, pid })
     }
 
     /// Attaches the probes.
@@ -197,33 +191,15 @@ impl Recording {
     /// # Errors
     /// The kernel refuses.
     pub fn on(&mut self) -> anyhow::Result<()> {
-        let own = self.pids.len() <= MOST_OWN_LINKS && self.programs.links_one_process();
-        let counted_by = if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
-        for pid in &self.pids {
-            self.control.add_target(*pid, counted_by)?;
-            self.hooks.hook(self.key, own.then_some(*pid), &self.programs, &mut self.control)?;
-        }
+        let own = self.programs.links_one_process;
+        self.control.add_target(self.pid, if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks })?;
+        self.hooks.hook(self.key, own.then_some(self.pid), &self.programs, &mut self.control)?;
         Ok(())
-    }
-
-    /// Forgets all processes to probe.
-    pub fn leave_all(&mut self) {
-        self.pids.drain(..).for_each(|pid| self.control.remove_target(pid));
-    }
-
-    /// Also probes another process with the same allocator file, from the next [`on`](Self::on) on.
-    pub fn also(&mut self, pid: u32) {
-        self.pids.push(pid);
     }
 
     /// Detaches the probes and empties the rings. Returns the number of reported samples and frees.
     pub fn off(&mut self) -> usize {
         self.hooks.release_all();
-        self.drain()
-    }
-
-    /// Empties the rings. Returns the number of reported samples and frees.
-    pub fn drain(&mut self) -> usize {
         let mut records = 0;
         loop {
             let count = self.events.drain(|_| ());
@@ -235,31 +211,6 @@ impl Recording {
         while self.stacks.drain(|_| ()) > 0 {}
         records
     }
-
-    /// Empties the rings. Returns the number of stack copies and their total size in bytes.
-    pub fn drain_stacks(&mut self) -> (u64, u64) {
-        while self.events.drain(|_| ()) > 0 {}
-        let (mut copies, mut bytes) = (0, 0);
-        loop {
-            let count = self.stacks.drain(|record| {
-                if let Some(copied) = decode_stack(&record) {
-                    copies += 1;
-                    bytes += u64::from(copied.head.copied_bytes);
-                }
-            });
-            if count == 0 {
-                return (copies, bytes);
-            }
-        }
-    }
-
-    /// Changes the sampling interval. Threads use it from their next draw on.
-    ///
-    /// # Errors
-    /// The interval is too large.
-    pub fn set_interval(&mut self, interval: u64) -> anyhow::Result<()> {
-        Ok(self.control.set_draw(draw_constants(interval).context("the interval is too large")?)?)
-    }
 }
 
 /// The no-op baseline: BPF programs that do nothing, on exactly the instructions that heapbpf probes.
@@ -268,17 +219,6 @@ pub struct Baseline {
     perf: OwnedFd,
     links: Vec<ProbeLink>,
     guardian: Guardian,
-}
-
-/// Which instructions the baseline is put on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
-    /// All of them.
-    Everywhere,
-    /// Entries of allocating functions.
-    Allocations,
-    /// Entries and returns of allocating functions.
-    AllocationsAndReturns,
 }
 
 impl Baseline {
@@ -297,17 +237,6 @@ impl Baseline {
         })
     }
 
-    /// Attaches it to an allocator: with multi links if the kernel has them, unless `perf` is set.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn on(&mut self, allocator: &Allocator, pid: u32, place: Where, perf: bool) -> std::io::Result<()> {
-        let sites = allocator.sites.iter().filter(|(_, frees, _, _)| place == Where::Everywhere || !frees);
-        let offsets: Vec<u64> = sites.map(|(offset, ..)| *offset).collect();
-        let returns: &[bool] = if place == Where::AllocationsAndReturns { &[false, true] } else { &[false] };
-        returns.iter().try_for_each(|on_return| self.link((&allocator.path, &offsets), pid, *on_return, perf))
-    }
-
     /// Attaches it to one instruction of heapbpf's own executable ([`heapbpf_kernel::own_location`]), in a process that
     /// runs heapbpf.
     ///
@@ -317,7 +246,18 @@ impl Baseline {
         self.link((path, &[*offset]), pid, false, false)
     }
 
-    fn link(&mut self, (path, offsets): (&CStr, &[u64]), pid: u32, on_return: bool, perf: bool) -> std::io::Result<()> {
+    /// Attaches it to instructions of a file, given by their file offsets, or to the returns of these functions: with
+    /// multi links if the kernel has them, unless `perf` is set.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn link(
+        &mut self,
+        (path, offsets): (&CStr, &[u64]),
+        pid: u32,
+        on_return: bool,
+        perf: bool,
+    ) -> std::io::Result<()> {
         let (program, how) = match self.multi.as_ref().filter(|_| !perf) {
             Some(program) => (program, sys::How::multi(on_return)),
             None => (&self.perf, sys::How::perf(on_return)?),

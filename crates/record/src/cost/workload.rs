@@ -67,15 +67,6 @@ impl Workload {
         self.request(&format!("run {pairs} {size}\n"))
     }
 
-    /// Runs pairs of malloc and free with other work between the calls, so that caches are cold. Only the test program
-    /// `pair_loop` implements this.
-    ///
-    /// # Errors
-    /// The process is gone.
-    pub fn run_cold(&mut self, pairs: u64, size: u64) -> io::Result<Spent> {
-        self.request(&format!("cold {pairs} {size}\n"))
-    }
-
     /// Calls a microbenchmark, given by its index. Only heapbpf's own workload implements this.
     ///
     /// # Errors
@@ -84,23 +75,11 @@ impl Workload {
         self.request(&format!("call {calls} {microbenchmark}\n"))
     }
 
-    /// Allocates blocks and keeps them.
+    /// Sends a request, a line of the protocol, and waits for the answer.
     ///
     /// # Errors
     /// The process is gone.
-    pub fn hold(&mut self, count: u64, size: u64) -> io::Result<Spent> {
-        self.request(&format!("hold {count} {size}\n"))
-    }
-
-    /// Frees the blocks that it keeps.
-    ///
-    /// # Errors
-    /// The process is gone.
-    pub fn release(&mut self) -> io::Result<Spent> {
-        self.request("drop 0 0\n")
-    }
-
-    fn request(&mut self, line: &str) -> io::Result<Spent> {
+    pub fn request(&mut self, line: &str) -> io::Result<Spent> {
         self.input.write_all(line.as_bytes())?;
         let answer = self.answer()?;
         let mut words = answer.split_ascii_whitespace().map(str::parse);

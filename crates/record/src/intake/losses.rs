@@ -1,11 +1,16 @@
-//! Bounds on the effect of lost records on each process's figures, from counters of the kernel side.
+//! Bounds on the effect of lost records on each process's figures, from counters of the kernel side. Also keeps the
+//! exact counts of exited processes. Little is kept per process, because a burst of short-lived processes leaves
+//! thousands of them in the profile.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Add;
 
 use heapbpf_heap::live::LostBlocks;
 use heapbpf_kernel::totals::Counts;
 use heapbpf_profile::model::{LossBound, Losses};
 use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use super::counters;
 
 /// No mapping is smaller.
 const SMALLEST_PAGE: u64 = 4096;
@@ -52,13 +57,12 @@ impl LostSamples {
 
     /// Sum with the losses from another set of counters.
     #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        Self {
-            alloc: sum(self.alloc, other.alloc),
-            unfollowed: sum(self.unfollowed, other.unfollowed),
-            unmapped_bytes: self.unmapped_bytes.saturating_add(other.unmapped_bytes),
-            records: self.records || other.records,
-        }
+    pub fn with(mut self, other: Self) -> Self {
+        self.alloc.add(other.alloc);
+        self.unfollowed.add(other.unfollowed);
+        self.unmapped_bytes = self.unmapped_bytes.saturating_add(other.unmapped_bytes);
+        self.records |= other.records;
+        self
     }
 }
 
@@ -67,8 +71,9 @@ const fn lossy(counters: &Counters) -> bool {
     counters.lost_ring_full + counters.frees_lost + counters.unmaps_lost > 0
 }
 
-fn sum(a: LostBlocks, b: LostBlocks) -> LostBlocks {
-    LostBlocks { samples: a.samples + b.samples, bytes: a.bytes.saturating_add(b.bytes) }
+/// The bound that these blocks make.
+pub fn bound_of(blocks: LostBlocks) -> LossBound {
+    LossBound { samples: blocks.samples, sampled_bytes: blocks.bytes }
 }
 
 fn less(a: LostBlocks, b: LostBlocks) -> LossBound {
@@ -79,7 +84,7 @@ fn less(a: LostBlocks, b: LostBlocks) -> LossBound {
 #[derive(Debug, Default)]
 pub struct LossLedger {
     /// Records lost up to that reconciliation, over all processes.
-    records_lost: u64,
+    pub records_lost: u64,
     /// Counters at that reconciliation, of processes that had lost records.
     base: HashMap<ProcessKey, Counters>,
     /// Bytes that reconciliations found unmapped.
@@ -140,11 +145,6 @@ impl LossLedger {
         LossBound { samples: mapped.samples, sampled_bytes: mapped.bytes.min(unexplained) }
     }
 
-    /// Records lost up to the last reconciliation, over all processes.
-    pub const fn records_lost(&self) -> u64 {
-        self.records_lost
-    }
-
     /// Bounds on what a process's figures may lack or wrongly include. `counting`: its counters, if they are still in
     /// the kernel. `ended`: its losses by counters that were already moved out of the kernel. `recovered`: the part of
     /// these losses that reconciliations recovered.
@@ -158,7 +158,7 @@ impl LossLedger {
         let lost = counting.map(LostSamples::of).unwrap_or_default().with(ended);
         let mut losses = Losses {
             alloc: less(lost.alloc, recovered),
-            inuse_missing: less(lost.unfollowed, LostBlocks::default()),
+            inuse_missing: bound_of(lost.unfollowed),
             peak_unknown: lost.records,
             ..Losses::default()
         };
@@ -174,6 +174,77 @@ impl LossLedger {
             };
         }
         losses
+    }
+}
+
+/// Exact counts of a process's allocations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exact {
+    /// Bytes requested.
+    pub bytes: u64,
+    /// Number of allocations.
+    pub objects: u64,
+    /// Samples lost among them.
+    pub lost: LostSamples,
+}
+
+impl Exact {
+    /// Computes the counts from a process's counters.
+    pub fn of(counters: &Counters) -> Self {
+        Self {
+            bytes: counters::exact_bytes(counters),
+            objects: counters::exact_objects(counters),
+            lost: LostSamples::of(counters),
+        }
+    }
+}
+
+impl Add for Exact {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self { bytes: self.bytes + more.bytes, objects: self.objects + more.objects, lost: self.lost.with(more.lost) }
+    }
+}
+
+/// Counts of exited processes, moved out of the kernel: their sum, and one line per process for the profile.
+#[derive(Debug, Default)]
+pub struct EndedCounts {
+    /// Sum over all exited processes, including those without a line.
+    pub total: Counters,
+    lines: HashMap<ProcessKey, Exact>,
+}
+
+impl EndedCounts {
+    /// Adds the counts of an exited process to a line, its own or a shared one. No line is made if there was no call.
+    pub fn add(&mut self, line: ProcessKey, counters: &Counters) {
+        self.total.add(counters);
+        if counters.hits() > 0 {
+            let line = self.lines.entry(line).or_default();
+            *line = *line + Exact::of(counters);
+        }
+    }
+
+    /// Counts in a process's line, if there is one.
+    pub fn get(&self, process: &ProcessKey) -> Option<Exact> {
+        self.lines.get(process).copied()
+    }
+
+    /// Keys of the lines. Only processes that called an allocator have one.
+    pub fn processes(&self) -> impl Iterator<Item = &ProcessKey> {
+        self.lines.keys()
+    }
+
+    /// Number of lines.
+    pub fn lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Removes lines. The total keeps their counts.
+    pub fn forget(&mut self, processes: &HashSet<ProcessKey>) {
+        for process in processes {
+            self.lines.remove(process);
+        }
     }
 }
 
@@ -216,7 +287,7 @@ mod tests {
         assert!(before.peak_unknown);
 
         ledger.reconciled(14, Counts { processes: [(PROCESS, lost)].into(), ..Counts::default() });
-        assert_eq!(ledger.records_lost(), 14);
+        assert_eq!(ledger.records_lost, 14);
         let later = Counters { frees_lost: 5, frees_lost_bytes: 450, ..lost };
         let after = ledger.losses(&PROCESS, Some(&later), none, LostBlocks { samples: 6, bytes: 600 });
         assert_eq!(after.alloc, bound(5, 407));
@@ -255,5 +326,37 @@ mod tests {
         assert_eq!(ledger.stale_mappings(&PROCESS, Some(&lost), none, mapped), bound(0, 0));
         ledger.reconciled(2, Counts::default());
         assert_eq!(ledger.stale_mappings(&PROCESS, Some(&lost), none, mapped), bound(9, 30_000), "it was forgotten");
+    }
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    #[test]
+    fn lines_can_be_shared_and_forgotten_and_the_total_stays() {
+        let calls = |calls, bytes| Counters {
+            calls,
+            unsampled: calls,
+            unsampled_bytes: bytes,
+            threads: 1,
+            ..Counters::default()
+        };
+        let mut ended = EndedCounts::default();
+        ended.add(key(1), &calls(2, 20));
+        ended.add(key(2), &calls(1, 5));
+        ended.add(key(2), &calls(3, 7));
+        ended.add(key(3), &calls(0, 0));
+        assert_eq!(ended.get(&key(2)), Some(Exact { bytes: 12, objects: 4, ..Exact::default() }));
+        assert_eq!((ended.get(&key(3)), ended.lines()), (None, 2));
+        ended.forget(&HashSet::from([key(1), key(9)]));
+        assert_eq!(ended.processes().collect::<Vec<_>>(), [&key(2)]);
+        assert_eq!(ended.total, Counters { threads: 4, ..calls(6, 32) });
+    }
+
+    #[test]
+    fn a_call_that_failed_has_a_line_that_says_nothing() {
+        let mut ended = EndedCounts::default();
+        ended.add(key(1), &Counters { calls: 1, sampled: 1, failed: 1, ..Counters::default() });
+        assert_eq!(ended.get(&key(1)), Some(Exact::default()));
     }
 }

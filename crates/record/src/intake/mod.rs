@@ -3,13 +3,11 @@
 
 pub mod announced;
 pub mod counters;
-pub mod ended;
 pub mod java;
 mod join;
 pub mod lives;
 pub mod losses;
 mod outer_stacks;
 pub mod python;
-mod queue;
 pub mod recorder;
 mod stack_limits;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use heapbpf_heap::event::{Event, decode, decode_crash};
-use heapbpf_heap::live::{AfterCut, Heap, LostBlocks};
+use heapbpf_heap::live::{Heap, LostBlocks};
 use heapbpf_heap::sample::{Sample, SampleKey};
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::AddressSpace;
@@ -74,17 +74,17 @@ pub struct Recorder {
     max_depth: usize,
     functions: Vec<u16>,
     thread_names: HashMap<[u8; 16], Arc<str>>,
-    join: Join,
-    /// Number of allocation records taken in.
-    allocations: u64,
+    /// Records on their way to the heap.
+    pub join: Join,
     /// Number of records of frees of tracked samples taken in.
     frees: u64,
-    walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
-    /// By address space, caller and `stack_kind`, which gives the reason.
-    callers: HashMap<(ProcessKey, u64, u32), Arc<RawStack>>,
+    /// Stacks that were not copied, by address space, caller, `stack_kind`, which gives the reason, and the ID of the
+    /// kernel's walk.
+    without_copies: HashMap<(ProcessKey, u64, u32, i32), Arc<RawStack>>,
     /// Empty address space, for processes that are unknown.
     nowhere: AddressSpace,
-    behind: bool,
+    /// Whether the last drain left records in the rings.
+    pub behind: bool,
     /// Processes that died of a fault, until they are taken.
     pub crashes: Vec<CrashRecord>,
     /// Bytes of the longest stack copy since that was last taken.
@@ -128,10 +128,8 @@ impl Recorder {
             functions: Vec::new(),
             thread_names: HashMap::new(),
             join: Join::default(),
-            allocations: 0,
             frees: 0,
-            walked: HashMap::new(),
-            callers: HashMap::new(),
+            without_copies: HashMap::new(),
             nowhere: AddressSpace::default(),
             behind: false,
             crashes: Vec::new(),
@@ -194,34 +192,14 @@ impl Recorder {
         self.join.queue.len() - before
     }
 
-    /// Sets a cut: from here on, records after this time wait (CLOCK_MONOTONIC, not in the future).
-    pub fn cut_at(&mut self, time_ns: u64) {
-        self.join.queue.cut_at(time_ns);
-    }
-
-    /// Whether everything up to the cut has been taken in, and nothing after it.
-    pub fn is_at_cut(&self) -> bool {
-        self.join.queue.is_at_cut()
-    }
-
-    /// Ends the cut: records after it are taken in again.
-    pub fn end_cut(&mut self) {
-        self.join.queue.end_cut();
-    }
-
-    /// Time up to which everything has been taken in (CLOCK_MONOTONIC).
-    pub fn taken_in_up_to_ns(&self) -> u64 {
-        self.join.queue.handed_out_up_to_ns()
-    }
-
     /// Number of records of allocations and frees taken in.
     pub fn records_taken_in(&self) -> u64 {
-        self.allocations + self.frees
+        self.counters.allocations_taken_in + self.frees
     }
 
     /// Interns a stack: equal stacks share one allocation.
     pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
-        self.unwinder.intern(stack)
+        self.unwinder.stacks.intern(stack)
     }
 
     /// Sampled allocations that wait behind the cut, with a time up to `until_ns`: their number and bytes, by process.
@@ -229,17 +207,10 @@ impl Recorder {
         let mut found: HashMap<ProcessKey, LostBlocks> = HashMap::new();
         for (_, record) in self.join.queue.beyond().filter(|(time_ns, _)| *time_ns <= until_ns) {
             if let Some(Event::Allocation(record)) = decode(record) {
-                let blocks = found.entry(record.process).or_default();
-                blocks.samples += 1;
-                blocks.bytes = blocks.bytes.saturating_add(record.size_bytes);
+                found.entry(record.process).or_default().add(LostBlocks { samples: 1, bytes: record.size_bytes });
             }
         }
         found
-    }
-
-    /// Frees and sampled allocations that have been read but wait behind the cut.
-    pub fn beyond_cut(&self) -> AfterCut {
-        AfterCut::of(self.join.queue.beyond().map(|(_, record)| &record[..]))
     }
 
     /// A sample for a block in the kernel's live map whose record was lost. Its stack is unknown, and of its process
@@ -280,7 +251,7 @@ impl Recorder {
             let Some((event, stack)) = self.join.next(drained, monotonic_ns) else { break };
             match event {
                 Some(Event::Allocation(record)) => {
-                    self.allocations += 1;
+                    self.counters.allocations_taken_in += 1;
                     self.allocate(&record, stack, host);
                 }
                 Some(Event::Free(record)) => {
@@ -302,17 +273,17 @@ impl Recorder {
         if record.space != record.process {
             self.new_lives.push((record.space, record.time_ns));
         }
-        let stack = match (record.stack_kind, arrived) {
-            (_, Some(stack)) => stack,
-            (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
-            (stack_kind::COPIED, None) => {
-                self.counters.stacks_missing += 1;
-                self.caller(record, Reason::CopyMissing, host)
-            }
-            (stack_kind::LOST_NO_SPACE, None) => self.caller(record, Reason::StackRingFull, host),
-            (stack_kind::LOST_TABLE_FULL, None) => self.caller(record, Reason::StackTableFull, host),
-            _ => self.caller(record, Reason::NoStack, host),
-        };
+        let stack = arrived.unwrap_or_else(|| {
+            let reason = match record.stack_kind {
+                stack_kind::FRAME_POINTERS => None,
+                stack_kind::COPIED => Some(Reason::CopyMissing),
+                stack_kind::LOST_NO_SPACE => Some(Reason::StackRingFull),
+                stack_kind::LOST_TABLE_FULL => Some(Reason::StackTableFull),
+                _ => Some(Reason::NoStack),
+            };
+            self.counters.stacks_missing += u64::from(record.stack_kind == stack_kind::COPIED);
+            self.without_copy(record, reason, host)
+        });
         let thread = self.thread_name(&record.thread_name);
         let function = match record.site {
             mapping::MMAP => MMAP,
@@ -395,20 +366,14 @@ impl Recorder {
         }))
     }
 
-    /// Whether the last drain left records in the rings.
-    pub const fn is_behind(&self) -> bool {
-        self.behind
-    }
-
     /// Drops cached stacks and unwinding state of exited processes.
     pub fn forget_stacks(&mut self, ended: &HashSet<ProcessKey>) {
         if ended.is_empty() {
             return;
         }
         self.jit_processes.retain(|process| !ended.contains(process));
-        self.walked.retain(|(process, ..), _| !ended.contains(process));
-        self.callers.retain(|(process, ..), _| !ended.contains(process));
-        self.unwinder.forget(ended);
+        self.without_copies.retain(|(process, ..), _| !ended.contains(process));
+        self.unwinder.stacks.forget(ended);
         self.stack_limits.forget(ended);
         self.outer_stacks.forget(ended);
         self.pythons.forget(ended);
@@ -418,16 +383,15 @@ impl Recorder {
     /// Releases memory taken up by a burst of records.
     pub fn shrink(&mut self) {
         self.join.shrink_to(RECORDS_CAPACITY);
-        self.walked.shrink_to_fit();
-        self.callers.shrink_to_fit();
-        self.unwinder.sweep();
+        self.without_copies.shrink_to_fit();
+        self.unwinder.stacks.sweep();
         self.forget_functions();
     }
 
     /// Forgets functions of language runtimes that are on no stack, and that no process has which is still known.
     fn forget_functions(&mut self) {
         if self.names.are_many() {
-            let on_stacks = self.unwinder.stacks().flat_map(|stack| stack.frames.iter()).filter_map(number_of);
+            let on_stacks = self.unwinder.stacks.interned().flat_map(|stack| stack.frames.iter()).filter_map(number_of);
             let needed: HashSet<u32> =
                 on_stacks.chain(self.pythons.functions()).chain(self.javas.functions()).collect();
             self.names.keep_only(&needed);
@@ -453,7 +417,6 @@ impl Recorder {
         // Stacks that arrived ahead of their records are not in use yet.
         let used = unwinding.stacks.saturating_sub(self.join.stacks_ahead() as u64);
         DaemonCounters {
-            allocations_taken_in: self.allocations,
             stacks_unwound: used,
             stacks_repeated: unwinding.repeated.min(used),
             stacks_complete: unwinding.complete.min(used),

@@ -156,13 +156,13 @@ pub(super) fn find(path: &Path, force: bool, naming: Naming) -> Result<Destinati
 fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> {
     let target = fs::read_link(link).map_err(|source| OutputError::Io { path: link.into(), source })?;
     match link_rule(owner, geteuid().as_raw(), invoking_user().map(|user| user.uid), force) {
-        LinkRule::NeedsForce => Err(OutputError::Link { path: link.into(), target }),
+        LinkRule::NeedsForce => Err(OutputError::Link(link.into(), target)),
         LinkRule::OfAnother => Err(OutputError::LinkOfAnother { path: link.into(), target, owner }),
         LinkRule::Follow => {
             let next = dir_of(link).join(&target);
             // Links in /proc may lead to files without a path, such as `pipe:[4711]`.
             let leads_nowhere = fs::symlink_metadata(&next).is_err() && fs::metadata(link).is_ok();
-            if leads_nowhere { Err(OutputError::LinkToOpenFile { path: link.into(), target }) } else { Ok(next) }
+            if leads_nowhere { Err(OutputError::LinkToOpenFile(link.into(), target)) } else { Ok(next) }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -218,15 +218,6 @@ fn a_device_is_written_to_and_stays() {
         assert_eq!([place(&null), place(&full)], [Place::CharacterDevice; 2]);
     }
     assert_eq!(names(dir.path()), ["full.json", "null.json"]);
-}
-
-#[test]
-fn the_hosts_null_stays_a_device() {
-    for force in [false, true] {
-        check_new_file(Path::new("/dev/null"), force).unwrap();
-        write(Path::new("/dev/null"), force).unwrap();
-        assert!(fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
-    }
 }
 
 #[test]

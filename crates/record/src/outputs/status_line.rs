@@ -3,30 +3,88 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_profile::report::text::{clip, width};
 use heapbpf_profile::units;
-use heapbpf_symbols::progress::Download;
 
-use super::status::Status;
 use crate::output::Output;
 use crate::plan::Display;
 use crate::progress_line;
-use crate::terminal;
 
-/// The current step after the recording, for a user who waits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finishing {
-    /// Probes are being removed.
-    RemovingProbes,
-    /// Symbolization: how many places have names, and how many places there are.
-    Symbolization(usize, usize),
-    /// Downloading a debug file.
-    Download(Download),
+/// The content of the status line.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// Length of the recording, if it is limited.
+    pub duration: Option<Duration>,
+    /// Samples so far.
+    pub samples: u64,
+    /// Samples per second, recently.
+    pub samples_per_second: f64,
+    /// Number of lost hits and samples.
+    pub lost: u64,
+    /// Number of processes with samples.
+    pub processes: usize,
+    /// Estimated bytes in use; `None` if frees are not tracked.
+    pub inuse_bytes: Option<f64>,
+    /// Whether `inuse_bytes` leaves out some processes whose frees are not tracked.
+    pub inuse_is_partial: bool,
+    /// Estimated bytes allocated.
+    pub alloc_bytes: f64,
+    /// Probe time as a share of the targets' CPU time, if known.
+    pub overhead: Option<f64>,
+}
+
+impl Status {
+    /// The line, at most `columns` wide, without a line end.
+    pub fn line(&self, columns: usize) -> String {
+        let mut parts = vec![match self.duration {
+            Some(duration) => format!("{} of {}", clock(self.elapsed), clock(duration)),
+            None => clock(self.elapsed),
+        }];
+        if let Some(inuse) = self.inuse_bytes {
+            let whose = if self.inuse_is_partial { " (without some processes)" } else { "" };
+            parts.push(format!("in use {}{whose}", units::bytes(inuse)));
+        }
+        parts.push(format!("allocated {}", units::bytes(self.alloc_bytes)));
+        parts.push(format!("{} samples ({}/s)", units::count(self.samples as f64), rate(self.samples_per_second)));
+        // Processes that have no sample yet are not counted.
+        if self.processes > 1 {
+            parts.push(format!("{} processes", units::count(self.processes as f64)));
+        }
+        if let Some(overhead) = self.overhead {
+            parts.push(format!("probes {} of CPU", units::percent(overhead)));
+        }
+        // Losses come right after the time, so that a narrow terminal never cuts them off.
+        if self.lost > 0 {
+            parts.insert(1, format!("{} LOST", units::count(self.lost as f64)));
+        }
+        // Whole parts are dropped, the last one first.
+        while parts.len() > 2 && width(&parts.join(" · ")) > columns {
+            parts.pop();
+        }
+        clip(&parts.join(" · "), columns)
+    }
+}
+
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        _ => format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60),
+    }
+}
+
+fn rate(per_second: f64) -> String {
+    if per_second < 9.95 { format!("{per_second:.1}") } else { units::count(per_second) }
 }
 
 /// Time between two updates of the line.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The status line on the terminal.
+#[derive(Default)]
 pub struct StatusLine {
     shown: bool,
     enabled: bool,
@@ -40,14 +98,7 @@ pub struct StatusLine {
 impl StatusLine {
     /// Creates the line; nothing is shown yet.
     pub fn new(display: Display) -> Self {
-        Self {
-            shown: false,
-            enabled: display.progress && std::io::stderr().is_terminal(),
-            last: None,
-            rate: 0.0,
-            lost: 0,
-            next_count: None,
-        }
+        Self { enabled: display.progress && std::io::stderr().is_terminal(), ..Self::default() }
     }
 
     /// Shows the status of the recording, twice a second. `status`: the status, without the sample rate and the losses;
@@ -56,7 +107,7 @@ impl StatusLine {
         if self.enabled
             && let Some(status) = self.next(status, lost, Instant::now())
         {
-            self.write(|columns| status.line(columns));
+            self.write(&status.line(progress_line::columns()));
         }
     }
 
@@ -71,23 +122,12 @@ impl StatusLine {
         }
         self.last = Some((now, status.samples));
         if self.next_count.is_none_or(|at| at <= now) {
-            let begun = Instant::now();
+            let cpu_before = thread_cpu_time();
             self.lost = lost();
-            // Counting takes at most a thousandth of the time.
-            self.next_count = Some(now + begun.elapsed() * 1000);
+            // Counting takes at most a thousandth of a processor's time.
+            self.next_count = Some(now + thread_cpu_time().saturating_sub(cpu_before) * 1000);
         }
         Some(Status { samples_per_second: self.rate, lost: self.lost, ..status })
-    }
-
-    /// Shows the current step after the recording.
-    pub fn finishing(&mut self, what: Finishing) {
-        self.say(&match what {
-            Finishing::RemovingProbes => "removing probes".into(),
-            Finishing::Download(download) => download.to_string(),
-            Finishing::Symbolization(done, of) => {
-                format!("finding names: {} of {} places", units::count(done as f64), units::count(of as f64))
-            }
-        });
     }
 
     /// Shows which file is being written.
@@ -100,14 +140,15 @@ impl StatusLine {
         }
     }
 
-    fn say(&mut self, what: &str) {
+    /// Shows what is being done after the recording.
+    pub fn say(&mut self, what: &str) {
         if self.enabled {
-            self.write(|_| what.to_owned());
+            self.write(what);
         }
     }
 
-    fn write(&mut self, line: impl FnOnce(usize) -> String) {
-        progress_line::write(&line(terminal::width().unwrap_or(80).saturating_sub(1)));
+    fn write(&mut self, line: &str) {
+        progress_line::write(line);
         self.shown = true;
     }
 
@@ -140,5 +181,67 @@ mod tests {
     fn nothing_is_asked_for_where_no_line_is_shown() {
         let mut line = StatusLine::new(Display { progress: false, ..Display::default() });
         line.show(|| panic!("it is asked for its status"), || panic!("it is asked for its losses"));
+    }
+
+    fn status() -> Status {
+        Status {
+            elapsed: Duration::from_secs(65),
+            samples: 1234,
+            samples_per_second: 19.0,
+            processes: 1,
+            inuse_bytes: Some(3.0 * 1_048_576.0),
+            alloc_bytes: 2e9,
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn says_what_is_known() {
+        assert_eq!(status().line(200), "1:05 · in use 3.00 MiB · allocated 1.86 GiB · 1,234 samples (19/s)");
+        let long = Status {
+            elapsed: Duration::from_secs(3_661),
+            duration: Some(Duration::from_secs(7_200)),
+            inuse_bytes: None,
+            processes: 12,
+            overhead: Some(0.021),
+            samples_per_second: 0.25,
+            ..status()
+        };
+        assert_eq!(
+            long.line(200),
+            "1:01:01 of 2:00:00 · allocated 1.86 GiB · 1,234 samples (0.2/s) · 12 processes · probes 2.1 % of CPU"
+        );
+    }
+
+    #[test]
+    fn what_is_in_use_of_some_only_is_said_to_be() {
+        let line = Status { inuse_is_partial: true, ..status() }.line(200);
+        assert!(line.contains("in use 3.00 MiB (without some processes) · "), "{line}");
+        let line = Status { inuse_is_partial: true, inuse_bytes: None, ..status() }.line(200);
+        assert!(!line.contains("without"), "{line}");
+    }
+
+    #[test]
+    fn losses_survive_a_narrow_terminal() {
+        let line = Status { lost: 7, ..status() }.line(20);
+        assert_eq!(line, "1:05 · 7 LOST");
+    }
+
+    #[test]
+    fn the_line_fits_and_nobody_is_told_of_no_processes() {
+        let full = Status {
+            elapsed: Duration::from_secs(3_661),
+            duration: Some(Duration::from_secs(7_200)),
+            processes: 1_234,
+            inuse_is_partial: true,
+            overhead: Some(0.021),
+            ..status()
+        };
+        for columns in 20..200 {
+            let line = full.line(columns);
+            assert!(width(&line) <= columns, "{line}");
+            assert!(columns < 64 || !line.ends_with('…'), "{line}");
+        }
+        assert!(!Status { processes: 0, ..status() }.line(200).contains("process"));
     }
 }

@@ -1,13 +1,14 @@
 //! The accounting of a recording: turns counters into the `--stats` output and into remarks for the user.
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use heapbpf_attach::inline::SetBound;
-use heapbpf_audit::{AttachEntry, FileAudit, Hook};
+use heapbpf_audit::{FileAudit, Hook};
+use heapbpf_host::clock::cpu_seconds_of;
 use heapbpf_probes::Runtime;
-use heapbpf_profile::model::{Criterion, Process, Profile};
+use heapbpf_profile::model::{Criterion, Process, Profile, Resident};
 use heapbpf_profile::units;
 use heapbpf_statistics::plan::LARGEST_INTERVAL;
 use sampler_ebpf::abi::Counters;
@@ -15,38 +16,24 @@ use sampler_ebpf::abi::Counters;
 use crate::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
 use crate::plan::SamplingPlan;
 use crate::profiles::snapshot::Measured;
-use crate::stats::{Attachment, Stats};
+use crate::remarks::first_of;
+use crate::stats::Stats;
 
 /// Maximum number of names in a remark.
 const MOST_NAMES: usize = 3;
 
-/// CPU time and memory used by this process.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct DaemonCost {
-    /// User plus system time, in seconds.
-    pub cpu_seconds: f64,
-    /// Peak resident memory, in bytes.
-    pub peak_rss_bytes: u64,
-}
-
-/// Reads the CPU time and memory that this process has used so far.
-pub fn daemon_cost() -> DaemonCost {
-    // SAFETY: `rusage` consists of integers only, so all zeros is a valid value.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a valid, writable `rusage` for the duration of the call.
-    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
-        return DaemonCost::default();
-    }
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
-    // VmHWM rather than ru_maxrss: ru_maxrss survives an exec, so it would report the peak of the program that started
-    // us.
-    let high_water = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+/// Adds the CPU time and the peak memory that this process has used so far.
+pub fn with_daemon_cost(stats: Stats) -> Stats {
+    // VmHWM rather than ru_maxrss, which survives an exec, so that it has the peak of the program that started us.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak_kib = status.lines().find_map(|line| {
+        let peak = line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?;
+        peak.trim().parse::<u64>().ok()
     });
-    DaemonCost {
-        cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
-        peak_rss_bytes: high_water.unwrap_or(usage.ru_maxrss.unsigned_abs()) * 1024,
+    Stats {
+        daemon_cpu_seconds: cpu_seconds_of(std::process::id()).unwrap_or_default(),
+        daemon_peak_rss_bytes: peak_kib.unwrap_or_default() * 1024,
+        ..stats
     }
 }
 
@@ -98,9 +85,10 @@ pub fn early_objects(processes: &[Process]) -> Option<String> {
 pub fn memory_share(profile: &Profile) -> Option<String> {
     let (mut counted, mut all) = (0_u64, 0_u64);
     for process in profile.processes.iter().chain(&profile.idle) {
-        let Some(resident) = process.resident.filter(|_| process.hook != Some(Hook::GoRuntime)) else { continue };
+        let is_counted = |it: &Resident| !it.is_before_end && process.hook != Some(Hook::GoRuntime);
+        let Some(resident) = process.resident.filter(is_counted) else { continue };
         // Memory that is not divided into parts may not be counted.
-        let parts = [resident.heap_bytes, resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
+        let parts = [resident.heap_bytes, resident.jit_code_bytes, resident.not_seen_bytes(), resident.undivided_bytes];
         all = parts.into_iter().fold(all, u64::saturating_add);
         counted = counted.saturating_add(process.counted_heap_bytes());
     }
@@ -116,9 +104,8 @@ fn some_names(processes: &[&Process]) -> String {
 }
 
 /// The first few of many names.
-pub fn names_of<S: Borrow<str> + Ord>(names: &BTreeSet<S>) -> String {
-    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
-    names.iter().take(MOST_NAMES).map(S::borrow).collect::<Vec<&str>>().join(", ") + others
+pub fn names_of<S: Display>(names: &BTreeSet<S>) -> String {
+    first_of(names, MOST_NAMES)
 }
 
 /// A remark about processes that announce their samples, with their names.
@@ -133,13 +120,17 @@ pub fn announcements(processes: &[Process]) -> Option<String> {
     (!names.is_empty()).then_some(text)
 }
 
+/// Fields of a struct, each with its name.
+macro_rules! named {
+    ($of:ident: $($field:ident)*) => { [$((stringify!($field).to_owned(), $of.$field)),*] };
+}
+
 /// Builds the accounting from counters. Of the samples that the BPF programs sent, those that are `missing` do not
 /// count as submitted.
 pub fn stats(
     counters: &Counters,
     missing: Missing,
     daemon: &DaemonCounters,
-    cost: DaemonCost,
     estimated_alloc_bytes: f64,
     probe_seconds: Option<f64>,
     audits: &[Arc<FileAudit>],
@@ -153,54 +144,27 @@ pub fn stats(
         ("no_thread_state", counters.lost_no_thread_state),
         ("result_unreadable", counters.lost_result_unreadable),
     ];
-    let other = [
-        ("sampled", counters.sampled),
-        ("untracked", counters.untracked),
-        ("set_full", counters.set_full),
-        ("unsampled_failed", counters.unsampled_failed),
-        ("frees_lost", counters.frees_lost),
-        ("frees_no_thread_state", counters.frees_no_thread_state),
-        ("mappings_lost", counters.mappings_lost),
-        ("unmaps_lost", counters.unmaps_lost),
-        ("system_calls_lost", counters.system_calls_lost),
-        ("removals_refused", counters.removals_refused),
-        ("frees_reconciled", daemon.frees_reconciled),
-        ("allocations_reconciled", daemon.allocations_reconciled),
-        ("mappings_reconciled", daemon.mappings_reconciled),
-        ("mappings_of_allocators", daemon.mappings_of_allocators),
-        ("mappings_early", daemon.mappings_early),
-        ("mappings_undecided", daemon.mappings_undecided),
-        ("stacks_lost", counters.stacks_lost),
-        ("stacks_missing", daemon.stacks_missing),
-        ("stacks_shortened", daemon.stacks_shortened),
-        ("stacks_unwound", daemon.stacks_unwound),
-        ("stacks_repeated", daemon.stacks_repeated),
-        ("stacks_complete", daemon.stacks_complete),
-        ("stacks_put_together", daemon.stacks_merged),
-        ("process_events_lost", counters.process_events_lost),
-        ("host_events_lost", daemon.host_events_lost),
-        ("errors", daemon.errors),
-        ("ends_found", daemon.ends_found),
-        ("blocks_of_ended", daemon.blocks_of_ended),
-        ("inline_incomplete", daemon.inline_incomplete),
-        ("modules", daemon.modules),
-        ("modules_open", daemon.modules_open),
-        ("lifecycle_runs_skipped", daemon.lifecycle.runs),
-        ("lifecycle_runs_lost", daemon.lifecycle.lost),
-        ("mapping_calls_skipped", daemon.mapping_calls_skipped),
-        ("waited_ns", daemon.waited_ns),
-        ("stale_replaced", counters.stale_replaced),
-        ("records_unknown", daemon.records_unknown),
-        ("threads", counters.threads),
-    ];
-    let named =
-        |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    let mut other = BTreeMap::from(named! { counters:
+        sampled untracked set_full unsampled_failed frees_lost frees_no_thread_state mappings_lost unmaps_lost
+        system_calls_lost removals_refused stacks_lost process_events_lost stale_replaced threads
+    });
+    other.extend(named! { daemon:
+        frees_reconciled allocations_reconciled mappings_reconciled mappings_of_allocators mappings_early
+        mappings_undecided stacks_missing stacks_shortened stacks_unwound stacks_repeated stacks_complete
+        host_events_lost errors ends_found blocks_of_ended inline_incomplete modules modules_open
+        mapping_calls_skipped waited_ns records_unknown
+    });
+    other.extend([
+        ("stacks_put_together".to_owned(), daemon.stacks_merged),
+        ("lifecycle_runs_skipped".to_owned(), daemon.lifecycle.runs),
+        ("lifecycle_runs_lost".to_owned(), daemon.lifecycle.lost),
+    ]);
     Stats {
         hits: counters.hits(),
         unsampled: counters.unsampled,
         submitted: counters.submitted.saturating_sub(missing.samples),
         failed: counters.failed,
-        lost: named(&lost),
+        lost: lost.into_iter().map(|(name, n)| (name.to_owned(), n)).collect(),
         reentrant: counters.reentrant,
         frees_seen: counters.frees_seen,
         frees_matched: counters.frees_matched,
@@ -208,26 +172,10 @@ pub fn stats(
         exact_alloc_objects: exact_objects(counters),
         estimated_alloc_bytes,
         probe_seconds,
-        probe_costs: None,
-        targets_cpu_seconds: None,
-        daemon_cpu_seconds: cost.cpu_seconds,
-        daemon_peak_rss_bytes: cost.peak_rss_bytes,
-        hooks: Vec::new(),
-        attach: attachments(audits),
-        other: named(&other),
+        attach: audits.iter().flat_map(|file| &file.attach).cloned().collect(),
+        other,
+        ..Stats::default()
     }
-}
-
-fn attachments(audits: &[Arc<FileAudit>]) -> Vec<Attachment> {
-    let attachment = |entry: &AttachEntry| Attachment {
-        file: entry.file.clone(),
-        function: entry.function.clone(),
-        offset: entry.offset,
-        kind: entry.kind.to_string(),
-        link: entry.link.to_string(),
-        reason: entry.reason.clone(),
-    };
-    audits.iter().flat_map(|file| &file.attach).map(attachment).collect()
 }
 
 /// What a recording can do about losses.
@@ -290,22 +238,27 @@ fn why_set_is_full(bound: SetBound) -> String {
 pub fn remarks(counters: &Counters, daemon: &DaemonCounters, remedies: &Remedies<'_>) -> Vec<String> {
     let fewer = remedies.fewer(counters, daemon);
     let mut remarks = of_samples(counters, daemon, remedies, &fewer);
-    if counters.unmaps_lost > 0 {
-        remarks.push(format!(
-            "{} unmappings were not reported, most likely because the events ring was full. Mappings that are gone \
-             were looked up; error bars of in-use figures allow for the others. {fewer}",
-            units::count(counters.unmaps_lost as f64)
-        ));
-    }
-    if daemon.ends_found > 0 {
-        remarks.push(format!(
-            "{} process exits or execs were not reported, mostly because the events ring was full. They were found in \
-             the kernel's list of processes, and their {} sampled blocks no longer count as in use. {fewer}",
-            units::count(daemon.ends_found as f64),
-            units::count(daemon.blocks_of_ended as f64)
-        ));
-    }
-    remarks.extend(of_daemon(daemon));
+    let of_ended = units::count(daemon.blocks_of_ended as f64);
+    let unmaps_lost = format!(
+        "unmappings were not reported, most likely because the events ring was full. Mappings that are gone were \
+         looked up; error bars of in-use figures allow for the others. {fewer}"
+    );
+    let ends_found = format!(
+        "process exits or execs were not reported, mostly because the events ring was full. They were found in the \
+         kernel's list of processes, and their {of_ended} sampled blocks no longer count as in use. {fewer}"
+    );
+    // A number, the words before it, and those after it.
+    let counted = [
+        (counters.unmaps_lost, "", unmaps_lost),
+        (daemon.ends_found, "", ends_found),
+        (daemon.inline_incomplete, "exact totals are too low: ", INLINE_INCOMPLETE.to_owned()),
+        (daemon.mappings_early, "", MAPPINGS_EARLY.to_owned()),
+        (daemon.mappings_undecided, "", MAPPINGS_UNDECIDED.to_owned()),
+        (daemon.lifecycle.lost, "up to ", LIFECYCLE_LOST.to_owned()),
+        (daemon.mapping_calls_skipped, "up to ", MAPPING_CALLS_SKIPPED.to_owned()),
+    ];
+    let counted = counted.into_iter().filter(|(n, ..)| *n > 0);
+    remarks.extend(counted.map(|(n, before, after)| format!("{before}{} {after}", units::count(n as f64))));
     remarks
 }
 
@@ -345,51 +298,36 @@ fn of_samples(counters: &Counters, daemon: &DaemonCounters, remedies: &Remedies<
     remarks
 }
 
-/// Remarks on the daemon's own counts.
-fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
-    let mut remarks = Vec::new();
-    if daemon.waited_ns > 0 {
-        remarks.push(format!(
-            "the targets waited {} in total for heapbpf to read their samples, so that none is lost; --lossless=no turns that off",
-            units::seconds(daemon.waited_ns as f64 * 1e-9)
-        ));
-    }
-    if daemon.inline_incomplete > 0 {
-        remarks.push(format!(
-            "exact totals are too low: {} times, calls of a process with inline hooks were not counted, because it ended, \
-             switched from probes, lost its hooks to another tool, or reported impossible counts; --hook probe counts all",
-            units::count(daemon.inline_incomplete as f64)
-        ));
-    }
-    if daemon.mappings_early > 0 {
-        remarks.push(format!(
-            "{} sampled mappings do not count, because code of files that were not examined yet made them. Error bars do \
-             not allow for them",
-            units::count(daemon.mappings_early as f64)
-        ));
-    }
-    if daemon.mappings_undecided > 0 {
-        remarks.push(format!(
-            "{} sampled mappings are under [records lost]: their stacks end inside a file with an allocator, so it is \
-             not known whether the allocator made them for itself. Error bars allow for both",
-            units::count(daemon.mappings_undecided as f64)
-        ));
-    }
-    if daemon.lifecycle.lost > 0 {
-        remarks.push(format!(
-            "up to {} forks, execs and thread exits were not seen, because threads were preempted while handling others: \
-             exact totals may lack those threads' calls, and processes that such a fork started may be missing",
-            units::count(daemon.lifecycle.lost as f64)
-        ));
-    }
-    if daemon.mapping_calls_skipped > 0 {
-        remarks.push(format!(
-            "up to {} system calls of the host were not seen, because threads were preempted while handling others: if a target's \
-             mmap, munmap, mremap or brk is among them, what it mapped is missing, or counts as in use until it maps there again",
-            units::count(daemon.mapping_calls_skipped as f64)
-        ));
-    }
-    remarks
+/// What remarks say after one of the daemon's own counts.
+const INLINE_INCOMPLETE: &str = "times, calls of a process with inline hooks were not counted, because it ended, \
+                                 switched from probes, lost its hooks to another tool, or reported impossible counts; \
+                                 --hook probe counts all";
+const MAPPINGS_EARLY: &str = "sampled mappings do not count, because code of files that were not examined yet made \
+                              them. Error bars do not allow for them";
+const MAPPINGS_UNDECIDED: &str = "sampled mappings are under [records lost]: their stacks end inside a file with an \
+                                  allocator, so it is not known whether the allocator made them for itself. Error \
+                                  bars allow for both";
+const LIFECYCLE_LOST: &str = "forks, execs and thread exits were not seen, because threads were preempted while \
+                              handling others: exact totals may lack those threads' calls, and processes that such a \
+                              fork started may be missing";
+const MAPPING_CALLS_SKIPPED: &str = "system calls of the host were not seen, because threads were preempted while \
+                                     handling others: if a target's mmap, munmap, mremap or brk is among them, what \
+                                     it mapped is missing, or counts as in use until it maps there again";
+
+/// The remark on how long threads of the targets waited; `None` if none did. `cpu_seconds`: CPU time of the targets,
+/// which includes it, because threads spin while they wait.
+pub fn waits(waited_ns: u64, cpu_seconds: Option<f64>) -> Option<String> {
+    let seconds = waited_ns as f64 * 1e-9;
+    let cpu_seconds = cpu_seconds.filter(|cpu| *cpu > 0.0);
+    let share = cpu_seconds.map(|cpu| format!(", {} of their CPU time,", units::percent((seconds / cpu).min(1.0))));
+    (waited_ns > 0).then(|| {
+        format!(
+            "the targets waited {} in total{} for heapbpf to read their samples, so that none is lost; --lossless=no \
+             turns that off",
+            units::seconds(seconds),
+            share.unwrap_or_default()
+        )
+    })
 }
 
 /// Number of samples to expect with the interval that is suggested when there were none.
@@ -467,211 +405,5 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use sampler_ebpf::abi::ProcessKey;
-
-    use super::*;
-    use crate::attaching::arenas::{AtAttach, InUse};
-
-    #[test]
-    fn heaps_of_runtimes_are_named_once_with_who_has_them() {
-        let process = |pid: u32, comm: &str, missing: Vec<heapbpf_audit::Missing>| Process {
-            pid,
-            comm: comm.into(),
-            missing,
-            ..Process::default()
-        };
-        let java = || vec![Runtime::Java.missing()];
-        let processes = [
-            process(1, "java", java()),
-            process(2, "kafka", java()),
-            process(3, "sh", vec![heapbpf_audit::Missing::new("a", "b")]),
-        ];
-        let remarks = runtimes(processes.iter());
-        assert_eq!(remarks.len(), 1, "{remarks:?}");
-        assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
-        assert!(runtimes(processes[2..].iter()).is_empty());
-        assert!(runtimes(processes[..1].iter())[0].starts_with("Java's own heap is not included (java): "));
-        assert_eq!(early_objects(&processes), None);
-        let late = process(4, "python3", vec![heapbpf_audit::Missing::early_objects(700_000_000)]);
-        assert!(early_objects(&[late]).is_some_and(|remark| remark.ends_with("(python3)")));
-    }
-    use heapbpf_profile::testing;
-
-    use crate::intake::counters::tests::counters;
-
-    #[test]
-    fn the_share_of_memory_is_of_what_hooked_processes_have_in_heaps() {
-        let mut profile = testing::whole_host();
-        // 300 of 303 MiB of the process that is hooked, and nothing of 612 MiB of those that are not.
-        let expected =
-            format!("{} of the targets' anonymous memory is in heaps that are counted", units::percent(300.0 / 915.0));
-        assert_eq!(memory_share(&profile), Some(expected));
-        profile.idle.clear();
-        assert!(memory_share(&profile).is_some_and(|text| text.starts_with("99")));
-        profile.processes.clear();
-        assert_eq!(memory_share(&profile), None);
-    }
-
-    #[test]
-    fn broken_chains_are_said_of_frame_pointers_alone() {
-        let mut profile = testing::small();
-        profile.header.unwind = "auto".into();
-        assert_eq!(broken_chains(&profile), None);
-        profile.header.unwind = "fp".into();
-        let whole = |profile: &mut Profile, whole: bool| {
-            for row in &mut profile.rows {
-                let cut = (!whole).then(|| "frame pointers end here".into());
-                row.key.stack = heapbpf_profile::model::Stack { cut, ..(*row.key.stack).clone() }.into();
-            }
-        };
-        whole(&mut profile, true);
-        assert_eq!(broken_chains(&profile), None);
-        whole(&mut profile, false);
-        assert!(broken_chains(&profile).is_some_and(|text| text.starts_with("100.0 % of the samples")));
-    }
-
-    #[test]
-    fn both_sides_of_the_identity_come_from_different_counters() {
-        let of = |counters: &Counters, missing| {
-            let stats = stats(counters, missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
-            (stats.hits, stats.accounted())
-        };
-        assert_eq!(of(&counters(), Missing::default()), (100, 100));
-        assert_eq!(of(&Counters { submitted: 5, ..counters() }, Missing::default()), (100, 99));
-        assert_eq!(of(&Counters { unsampled: 89, ..counters() }, Missing::default()), (100, 99));
-        assert_eq!(of(&Counters { reentrant: 3, ..counters() }, Missing::default()), (99, 100));
-        assert_eq!(of(&Counters { lost_undecided: 1, ..counters() }, Missing::default()), (100, 101));
-        // The BPF programs sent six samples.
-        assert_eq!(of(&counters(), Missing::of(6, 6, 0, false)), (100, 100));
-        assert_eq!(of(&counters(), Missing::of(6, 4, 2, false)), (100, 100), "two belong to a later moment");
-        assert_eq!(of(&counters(), Missing::of(6, 4, 1, false)), (100, 99), "one never arrived");
-        assert_eq!(of(&counters(), Missing::of(6, 4, 0, true)), (100, 100), "two could not be read in time");
-    }
-
-    fn by(criterion: Criterion, interval: u64) -> SamplingPlan {
-        SamplingPlan { interval, criterion, automatic: false, classes: None, live: true, mappings: false }
-    }
-
-    #[test]
-    fn losses_are_said_with_their_share_and_a_remedy() {
-        let (sampling, sets_full) = (by(Criterion::Bytes, 1), BTreeMap::new());
-        let remedies = Remedies { sampling: &sampling, can_wait: true, sets_full: &sets_full };
-        let remarks = remarks(&counters(), &DaemonCounters::default(), &remedies);
-        assert_eq!(remarks.len(), 1);
-        let remedy = "Use -i 4096 or larger, or --lossless (targets with inline hooks then wait)";
-        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].ends_with(remedy), "{remarks:?}");
-    }
-
-    /// 165,000 calls of 4 bytes, of which a quarter has a whole stack. Probes cannot wait, and half as many samples as
-    /// were whole leave space for bursts.
-    #[test]
-    fn where_stacks_are_lost_an_interval_is_advised() {
-        let counters = Counters {
-            calls: 165_000,
-            sampled: 165_000,
-            sampled_bytes: 660_000,
-            submitted: 165_000,
-            stacks_lost: 100_000,
-            ..Counters::default()
-        };
-        let daemon = DaemonCounters { stacks_shortened: 20_000, ..DaemonCounters::default() };
-        let said = |sampling: &SamplingPlan| {
-            remarks(&counters, &daemon, &Remedies { sampling, can_wait: false, sets_full: &BTreeMap::new() })
-        };
-        let expected = [
-            "100,000 samples have only their caller as a stack (60.61 %): the stacks ring was full. Use -i 32 or larger",
-            "20,000 samples have only the innermost part of their stack (12.12 %): the stacks ring was filling up. Use -i \
-             32 or larger",
-        ];
-        assert_eq!(said(&by(Criterion::Bytes, 1)), expected);
-        for (sampling, advice) in [
-            (by(Criterion::Allocations, 1), "Use -i 8 or larger"),
-            (by(Criterion::SizeClass, 1), "Use a larger -i"),
-            (SamplingPlan { automatic: true, ..by(Criterion::Bytes, 1) }, "Use a larger -i"),
-            (by(Criterion::Bytes, LARGEST_INTERVAL), "Use a larger -i"),
-        ] {
-            assert!(said(&sampling).iter().all(|remark| remark.ends_with(advice)), "{:?}", said(&sampling));
-        }
-    }
-
-    #[test]
-    fn mappings_of_unexamined_code_are_told() {
-        let said = of_daemon(&DaemonCounters { mappings_early: 1_200, ..DaemonCounters::default() });
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].starts_with("1,200 sampled mappings do not count") && said[0].ends_with("not allow for them"));
-        assert!(of_daemon(&DaemonCounters::default()).is_empty());
-    }
-
-    #[test]
-    fn of_full_sets_the_limit_is_named() {
-        let counters = Counters { submitted: 100, untracked: 20, set_full: 14, ..Counters::default() };
-        let bounds = [SetBound::Size(65_536), SetBound::LiveMax(100), SetBound::Limit("bytes of x"), SetBound::Largest];
-        let sets_full = bounds.into_iter().zip([4, 1, 5, 2]).collect();
-        let sampling = by(Criterion::Bytes, 1);
-        let remedies = Remedies { sampling: &sampling, can_wait: false, sets_full: &sets_full };
-        let said = remarks(&counters, &DaemonCounters::default(), &remedies);
-        let expected = [
-            ("6 ", "the live map was full"),
-            ("4 ", "space for 65,536"),
-            ("1 ", "made for --live-max 100"),
-            ("5 ", "the limit on bytes of x"),
-            ("2 ", "no set of sampled blocks in a process is larger"),
-            ("2 ", "was full"),
-        ];
-        assert_eq!(said.len(), expected.len(), "{said:?}");
-        for (remark, (number, why)) in said.iter().zip(expected) {
-            assert!(remark.starts_with(number) && remark.contains(why), "{remark}");
-        }
-    }
-
-    #[test]
-    fn a_recording_without_samples_says_why_and_what_would_help() {
-        let bytes = by(Criterion::Bytes, 512 << 10);
-        let idle = without_samples(&Counters::default(), &bytes, true, &[]).unwrap();
-        assert!(idle.contains("idle") && idle.contains("doctor") && !idle.contains("--no-follow"), "{idle}");
-        assert!(without_samples(&Counters::default(), &bytes, false, &[]).unwrap().contains("--no-follow"));
-        let few = Counters { calls: 40, unsampled: 40, unsampled_bytes: 52_429, ..Counters::default() };
-        assert_eq!(
-            without_samples(&few, &bytes, true, &[]).unwrap(),
-            "no samples: 40 calls for 51.2 KiB were counted, where one sample per 512 KiB gives 0.10 samples on average. \
-             Use a smaller interval (-i 32), or record longer"
-        );
-        let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true, &[]).unwrap();
-        assert!(
-            allocations.contains("one sample in 1,000 allocations gives 0.04 samples")
-                && allocations.contains("(-i 1)")
-        );
-        assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true, &[]), None, "none were wanted");
-        let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
-        assert_eq!(without_samples(&sampled, &bytes, true, &[]), None);
-    }
-
-    #[test]
-    fn of_an_idle_process_with_older_memory_the_census_is_named() {
-        let had = |tgid, bytes: Option<u64>| Measured {
-            process: 0,
-            key: ProcessKey { tgid, ..ProcessKey::default() },
-            blocks: Vec::new(),
-            share: 1.0,
-            at_attach: AtAttach { inuse: bytes.map(|bytes| InUse { blocks: 1, bytes }), ..AtAttach::default() },
-        };
-        let said = |measured: &[Measured]| {
-            without_samples(&Counters::default(), &by(Criterion::Bytes, 512 << 10), true, measured).unwrap()
-        };
-        assert_eq!(
-            said(&[had(1, None), had(2, Some(64 << 20)), had(3, Some(2 << 20))]),
-            "no samples: no target called a known allocation function. Process 2 had up to 64.0 MiB in use before the \
-             recording: heapbpf census --pid 2 counts it"
-        );
-        for unknown in [had(1, None), had(2, Some(MUCH_OLDER - 1))] {
-            assert!(said(&[unknown]).contains("heapbpf doctor"));
-        }
-    }
-
-    #[test]
-    fn the_daemon_knows_what_it_uses() {
-        let cost = daemon_cost();
-        assert!(cost.cpu_seconds >= 0.0 && cost.peak_rss_bytes > 1 << 20, "{cost:?}");
-    }
-}
+#[path = "accounting_tests.rs"]
+mod tests;

@@ -6,15 +6,14 @@ use std::ops::Add;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use heapbpf_heap::live::{Heap, HeapRow, LiveBlock, LostBlocks, SumsByMark};
+use heapbpf_heap::live::{Heap, HeapRow, LiveBlock, LostBlocks};
 use heapbpf_heap::sample::SampleKey;
 use heapbpf_host::Host;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::NO_USER;
 use heapbpf_kernel::totals::Counts;
-use heapbpf_profile::model::{LossBound, Losses, Module, Process, RowKey};
-use heapbpf_statistics::sums::SampleSums;
+use heapbpf_profile::model::{Losses, Module, Process, RowKey};
 use heapbpf_symbols::runtime_functions::is_of_runtime;
 use heapbpf_unwind::image::ModuleFiles;
 use sampler_ebpf::abi::ProcessKey;
@@ -24,8 +23,7 @@ use super::jit_code::JitCode;
 use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::attaching::probes::Attaching;
-use crate::intake::ended::{EndedCounts, Exact};
-use crate::intake::losses::LossLedger;
+use crate::intake::losses::{EndedCounts, Exact, LossLedger, bound_of};
 use crate::intake::recorder::Recorder;
 
 /// The parts of a session that a snapshot is made from.
@@ -74,15 +72,12 @@ impl Parts<'_> {
         let mut names = FunctionNames::default();
         let mut gather = Gather::default();
         let Self { recorder, host, attaching, marks_ns, emptied, .. } = self;
-        let name = |function| names.get(function, attaching);
+        let name = |function| name_of(function, &mut names, attaching);
         let mut rows = std::mem::take(emptied);
         let new = |row: &HeapRow| gather.row(row, host);
-        let added = add_rows(&mut rows, &mut recorder.heap, detail, (now, marks_ns), name, new);
-        let AddedRows { of_row, place_of } = added;
+        let (of_row, place_of) = add_rows(&mut rows, &mut recorder.heap, detail, (now, marks_ns), name, new);
         // Rows of a process are mostly next to each other.
         keys.extend(of_row.chunk_by(|a, b| a == b).map(|same| same[0]));
-        keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
-        keys.dedup();
         let mut content = self.finish(keys, rows, &of_row, gather, now);
         let heap = &self.recorder.heap;
         if self.most_blocks.is_some() || heap.mapped_spaces().next().is_some() {
@@ -102,13 +97,11 @@ impl Parts<'_> {
         for row in &taken {
             gather.row(row, self.host);
             of_row.push(row.key.process);
-            rows.push(copy_of(row, names.get(row.key.function, self.attaching)));
+            rows.push(copy_of(row, name_of(row.key.function, &mut names, self.attaching)));
         }
         let counted = |process: &&ProcessKey| self.ended.get(process).is_some();
         let mut keys: Vec<ProcessKey> = ended.difference(&held).filter(counted).copied().collect();
         keys.extend(&of_row);
-        keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
-        keys.dedup();
         let Content { keys, mut processes, rows, facts, .. } = self.finish(keys, rows, &of_row, gather, monotonic_ns());
         for (key, process) in keys.iter().zip(&mut processes) {
             if held.contains(key) {
@@ -120,12 +113,14 @@ impl Parts<'_> {
 
     fn finish(
         &mut self,
-        keys: Vec<ProcessKey>,
+        mut keys: Vec<ProcessKey>,
         mut rows: Vec<SnapshotRow>,
         of_row: &[ProcessKey],
         gather: Gather,
         now_ns: u64,
     ) -> Content {
+        keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
+        keys.dedup();
         let numbers: HashMap<ProcessKey, usize> = keys.iter().enumerate().map(|(i, key)| (*key, i)).collect();
         let mut last = None;
         for (row, process) in rows.iter_mut().zip(of_row) {
@@ -146,9 +141,8 @@ impl Parts<'_> {
                 let slack = self.slack.get(key).copied().unwrap_or_default();
                 let unseen = self.unseen.get(key).copied().unwrap_or_default();
                 let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
-                losses.inuse_missing.add(&LossBound { samples: unseen.samples, sampled_bytes: unseen.bytes });
-                let undecided = self.recorder.undecided_mappings(key);
-                let undecided = LossBound { samples: undecided.samples, sampled_bytes: undecided.bytes };
+                losses.inuse_missing.add(&bound_of(unseen));
+                let undecided = bound_of(self.recorder.undecided_mappings(key));
                 losses.alloc.add(&undecided);
                 losses.inuse_missing.add(&undecided);
                 let mapped_by = |until_ns| heap.mapped_by(key, until_ns);
@@ -158,7 +152,7 @@ impl Parts<'_> {
                 Process {
                     inuse_unknown: process.inuse_unknown || heap.is_untracked(key),
                     losses,
-                    slack: LossBound { samples: slack.samples, sampled_bytes: slack.bytes },
+                    slack: bound_of(slack),
                     ..process
                 }
             })
@@ -199,17 +193,10 @@ fn measured(
     living.into_iter().map(measured).collect()
 }
 
-/// What was added to the rows of a snapshot.
-struct AddedRows {
-    /// The process of each row.
-    of_row: Vec<ProcessKey>,
-    /// Number of each row of the heap, and the index of the row that it was added to; ascending.
-    place_of: Vec<(usize, usize)>,
-}
-
 /// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to `rows`, which must be empty. `RowKey::process` is not
 /// filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with
-/// its stack for the first time.
+/// its stack for the first time. Returns the process of each row, and for each row of the heap its number and the index
+/// of the row that it was added to, ascending.
 fn add_rows(
     rows: &mut Vec<SnapshotRow>,
     heap: &mut Heap,
@@ -217,7 +204,7 @@ fn add_rows(
     (now_ns, marks_ns): (u64, &[u64]),
     mut name: impl FnMut(u16) -> Arc<str>,
     mut new: impl FnMut(&HeapRow),
-) -> AddedRows {
+) -> (Vec<ProcessKey>, Vec<(usize, usize)>) {
     let (mut of_row, mut place_of) = (Vec::new(), Vec::new());
     let mut totals: HashMap<(ProcessKey, u64, bool), usize> = HashMap::new();
     let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
@@ -250,11 +237,7 @@ fn add_rows(
         rows.push(SnapshotRow {
             inuse: snapshot.inuse,
             at_exit: snapshot.at_exit,
-            by_mark: if by_mark.is_empty() {
-                SumsByMark::new()
-            } else {
-                by_mark.remove(&snapshot.number).unwrap_or_default()
-            },
+            by_mark: by_mark.remove(&snapshot.number).unwrap_or_default(),
             ages: snapshot.ages,
             growth: snapshot.growth,
             ..copy_of(row, name(row.key.function))
@@ -263,24 +246,7 @@ fn add_rows(
     if detail != Detail::Totals {
         heap.mark_named();
     }
-    AddedRows { of_row, place_of }
-}
-
-/// A snapshot row without figures. The index of its process is filled in later.
-fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> SnapshotRow {
-    let none = SampleSums::default();
-    SnapshotRow {
-        key,
-        alloc: none,
-        inuse: none,
-        mapped: false,
-        in_memory: None,
-        at_exit: none,
-        peak: none,
-        by_mark: SumsByMark::new(),
-        ages: None,
-        growth: None,
-    }
+    (of_row, place_of)
 }
 
 /// Function of the rows with the totals of mappings. Rows of a process must differ.
@@ -289,34 +255,29 @@ const MAPPINGS: &str = "mmap";
 fn total_row(interval: u64, mapped: bool) -> SnapshotRow {
     let function = if mapped { MAPPINGS } else { "" };
     let key = RowKey { function: function.into(), ..RowKey::total(0, interval, None) };
-    SnapshotRow { mapped, ..row_without_sums(key) }
+    SnapshotRow { key, mapped, ..SnapshotRow::default() }
 }
 
 fn copy_of(row: &HeapRow, function: Arc<str>) -> SnapshotRow {
     let SampleKey { process, thread, interval, stack, .. } = &row.key;
     let stack = UnsymbolizedStack { process: *process, stack: Arc::clone(stack) };
     let key = RowKey { process: 0, thread: Arc::clone(thread), function, interval: *interval, stack: Some(stack) };
-    let sums = row_without_sums(key);
-    SnapshotRow { alloc: row.alloc, at_exit: row.at_exit(), peak: row.peak(), mapped: row.mapped, ..sums }
-}
-
-/// Cache of the names of allocator functions.
-#[derive(Default)]
-struct FunctionNames {
-    names: HashMap<u16, Arc<str>>,
-    /// The one that was requested last, which is mostly requested again.
-    last: Option<(u16, Arc<str>)>,
-}
-
-impl FunctionNames {
-    fn get(&mut self, function: u16, attaching: &Attaching) -> Arc<str> {
-        if let Some((_, name)) = self.last.as_ref().filter(|(last, _)| *last == function) {
-            return Arc::clone(name);
-        }
-        let name = self.names.entry(function).or_insert_with(|| attaching.hooks.function_name(function).into());
-        self.last = Some((function, Arc::clone(name)));
-        Arc::clone(name)
+    SnapshotRow {
+        key,
+        alloc: row.alloc,
+        at_exit: row.at_exit(),
+        peak: row.peak(),
+        mapped: row.mapped,
+        ..SnapshotRow::default()
     }
+}
+
+/// Names of allocator functions.
+type FunctionNames = HashMap<u16, Arc<str>, foldhash::fast::RandomState>;
+
+fn name_of(function: u16, names: &mut FunctionNames, attaching: &Attaching) -> Arc<str> {
+    let name = || Arc::<str>::from(attaching.hooks.files.table.function_name(function).unwrap_or("?"));
+    Arc::clone(names.entry(function).or_insert_with(name))
 }
 
 /// Collects what symbolization needs: the modules that stacks refer to, and the processes with JIT code on their
@@ -397,7 +358,7 @@ mod tests {
         new: impl FnMut(&HeapRow),
     ) -> (Vec<SnapshotRow>, Vec<ProcessKey>) {
         let mut rows = Vec::new();
-        let AddedRows { of_row, place_of } = add_rows(&mut rows, heap, detail, (now_ns, marks_ns), name, new);
+        let (of_row, place_of) = add_rows(&mut rows, heap, detail, (now_ns, marks_ns), name, new);
         assert!(place_of.is_sorted() && place_of.iter().all(|(_, row)| *row < rows.len()));
         (rows, of_row)
     }

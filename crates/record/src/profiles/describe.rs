@@ -13,7 +13,7 @@ use sampler_ebpf::abi::ProcessKey;
 use crate::attaching::audit::Audit;
 use crate::attaching::probes::Attaching;
 use crate::attaching::targets::ObservedShare;
-use crate::intake::ended::Exact;
+use crate::intake::losses::Exact;
 use crate::intake::recorder::Recorder;
 
 /// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
@@ -92,21 +92,10 @@ impl Shared {
 /// The line that exited processes without samples share when there are too many of them.
 pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
 
-/// Which processes are checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looked {
-    /// Those described at the last call of [`Descriptions::note_new`].
-    New,
-    /// All of them.
-    All,
-}
-
 /// Descriptions of processes.
 #[derive(Default)]
 pub struct Descriptions {
     described: HashMap<ProcessKey, Described>,
-    /// Those that the last call of [`Descriptions::note_new`] described.
-    new: Vec<ProcessKey>,
     shared: Shared,
     /// Number of the recorder's processes that have been described.
     noted: usize,
@@ -119,7 +108,6 @@ impl Descriptions {
             return false;
         }
         self.noted = recorder.processes.len();
-        self.new.clear();
         for (process, time_ns) in &recorder.processes {
             if !self.described.contains_key(process) {
                 if let Some(generation) = host.processes().at(process.tgid, *time_ns).map(|generation| generation.id) {
@@ -127,7 +115,6 @@ impl Descriptions {
                 }
                 let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
                 self.described.insert(*process, described);
-                self.new.push(*process);
             }
         }
         true
@@ -158,29 +145,18 @@ impl Descriptions {
 
     /// Running processes whose frees are tracked again although the heap does not know it yet, and since when
     /// (CLOCK_MONOTONIC).
-    pub fn with_frees_again(
-        &mut self,
-        which: Looked,
-        heap: &Heap,
-        host: &Host,
-        attaching: &Attaching,
-    ) -> Vec<(ProcessKey, u64)> {
-        let processes: Vec<ProcessKey> = match which {
-            Looked::New => std::mem::take(&mut self.new),
-            Looked::All => self.described.keys().copied().collect(),
-        };
-        let mut found = Vec::new();
-        for process in processes {
-            let Some(described) = self.described.get_mut(&process).filter(|it| it.ended.is_none()) else { continue };
-            let generation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(process));
-            let Some(generation) = generation.filter(|it| !attaching.stopped_tracking_frees_of(it)) else { continue };
-            let since = attaching.frees_tracked_since(generation);
-            if let Some(since_ns) = since.filter(|since| Some(*since) > heap.tracked_since(&process)) {
+    pub fn with_frees_again(&mut self, heap: &Heap, host: &Host, attaching: &Attaching) -> Vec<(ProcessKey, u64)> {
+        let again = |(process, described): (&ProcessKey, &mut Described)| {
+            let generation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process));
+            let generation = generation.filter(|it| !attaching.stopped_tracking_frees_of(it))?;
+            let since_ns = attaching.frees_tracked_since(generation)?;
+            (Some(since_ns) > heap.tracked_since(process)).then(|| {
                 described.without_frees = false;
-                found.push((process, since_ns));
-            }
-        }
-        found
+                (*process, since_ns)
+            })
+        };
+        let living = self.described.iter_mut().filter(|(_, described)| described.ended.is_none());
+        living.filter_map(again).collect()
     }
 
     /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were
@@ -241,7 +217,7 @@ impl Descriptions {
         // heapbpf. Calls that may be an allocator's own mappings would count twice.
         let (hidden, sorts) = (seen.was_hidden, attaching.sorts_mappings());
         let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !hidden && !sorts);
-        let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.distrusts(key));
+        let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.counted.distrusted.contains(&key));
         let own = hidden.then(Missing::unseen).into_iter().chain(is_distrusted.then(Missing::own_counts));
         let own = own.chain(sorts.then(Missing::exact_mappings));
         Process {
@@ -279,7 +255,7 @@ impl Described {
         // Where processes are hooked one by one, it may have lost its links since.
         let had_own_links = attaching.takes_in() && self.own_links == Some(true);
         let is_probed = self.hook == Some(Hook::Probe);
-        self.own_links = is_probed.then(|| had_own_links || attaching.has_own_links(process.tgid));
+        self.own_links = is_probed.then(|| had_own_links || attaching.own.contains(&process.tgid));
         let why = attaching.standing.why_not(process.tgid);
         if self.not_inline.as_deref() != why {
             self.not_inline = why.map(Arc::from);

@@ -178,19 +178,7 @@ mod tests {
         let mut inuse = SampleSums::default();
         inuse.record(R, R, 0, R);
         let key = RowKey { process, thread: Arc::from("t"), function: Arc::from("malloc"), interval: R, stack: None };
-        let none = SampleSums::default();
-        SnapshotRow {
-            key,
-            alloc: inuse,
-            inuse,
-            mapped: false,
-            in_memory: None,
-            at_exit: none,
-            peak: none,
-            by_mark: Vec::new(),
-            ages: None,
-            growth: None,
-        }
+        SnapshotRow { key, alloc: inuse, inuse, ..SnapshotRow::default() }
     }
 
     /// Half of a block is in memory in a running process (our own). For a process that is gone nothing is known, and

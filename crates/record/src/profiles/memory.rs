@@ -2,12 +2,14 @@
 //! purpose where there is CPU time to read mappings, the largest process first. Where glibc is the allocator, its
 //! arenas are read before the mappings.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use heapbpf_host::arenas::{ArenaReader, ArenaRequest};
 use heapbpf_host::cgroup::Cgroup;
 use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
+use heapbpf_host::process::Stat;
+use heapbpf_host::processes::starts_agree;
 use heapbpf_host::reader_thread::NoAnswer;
 use heapbpf_host::resident;
 use heapbpf_profile::model::{Glibc, Process, PythonArenas, Resident, glibc_version};
@@ -16,9 +18,10 @@ use sampler_ebpf::abi::ProcessKey;
 use super::snapshot::Measured;
 use crate::attaching::arenas::ResidentAt;
 
-/// CPU time for reading mappings: for a profile that is requested again and again (`top`, the page, scrapers), and for
-/// any other.
-const OF_A_REFRESH: Duration = Duration::from_millis(20);
+/// CPU time for reading mappings for a profile that is requested again and again (`top`, the page, scrapers): first that
+/// for processes in which something was counted, then that for the others. A host has thousands of the latter.
+const OF_A_REFRESH: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(5)];
+/// The same for any other profile, for all processes together.
 const OF_A_FILE: Duration = Duration::from_millis(500);
 /// Time limit for reading arenas for a file, for all processes together.
 const ARENAS_OF_A_FILE: Duration = Duration::from_secs(3);
@@ -38,6 +41,12 @@ const MOST_LAST: usize = 4096;
 const LOOK_SELDOM: u32 = 100;
 /// Mappings are read again if the process's memory has changed by more than one part in this many.
 const CHANGED: u64 = 64;
+/// A refresh does not read sums again within this time: its arenas and its mappings both depend on them. For other
+/// profiles, heapbpf's hooks are removed in between.
+const FRESH: Duration = Duration::from_millis(100);
+/// Maximum number of idle processes that have ended and are still shown, and for how long.
+const MOST_ENDED: usize = 64;
+const SHOWN_ENDED: Duration = Duration::from_secs(3600);
 
 /// Time between the readings of a process from which growth is measured, ns.
 const GROWTH_OVER_NS: u64 = 60_000_000_000;
@@ -88,12 +97,20 @@ impl Reading {
     }
 }
 
+/// The kernel's own sums of a process.
+struct Sums {
+    /// When they were last found to hold.
+    at: Instant,
+    /// Its sizes then, which change whenever the sums do.
+    sizes: String,
+    resident: Resident,
+}
+
 /// Measures memory, and keeps the results for profiles that do not measure it.
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
-    /// The kernel's own sums of each process, and its sizes when they were read.
-    sums: HashMap<ProcessKey, (String, Resident)>,
+    sums: HashMap<ProcessKey, Sums>,
     /// What each process had before, by the kernel's own sums.
     earlier: HashMap<ProcessKey, Earlier>,
     arenas: ArenaReader,
@@ -105,11 +122,15 @@ pub struct MemoryReader {
     /// and the CPU time that it took.
     last: HashMap<ProcessKey, Resident>,
     looked: Option<(Instant, Duration)>,
-    /// CPU time that refreshes have left.
-    saved: Duration,
+    /// CPU time that refreshes have left, as in [`OF_A_REFRESH`].
+    saved: [Duration; 2],
     /// What the last profile showed for each process.
     shown: HashMap<ProcessKey, Option<Resident>>,
     idle: Vec<Process>,
+    /// The running idle processes of the last profile that measured memory.
+    running: HashMap<ProcessKey, Process>,
+    /// Idle processes that have ended, with what was read of them last, and when that was noticed; the oldest first.
+    ended: VecDeque<(Instant, Process)>,
 }
 
 impl MemoryReader {
@@ -125,10 +146,10 @@ impl MemoryReader {
         let mut cgroups: HashMap<String, Option<u64>> = HashMap::new();
         let at_ns = monotonic_ns();
         let mut sums: Vec<(Measured, Resident)> =
-            measured.into_iter().filter_map(|it| self.sums_of(it.key).map(|sums| (it, sums))).collect();
-        sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
-        self.saved = (self.saved + OF_A_REFRESH).min(MOST_SAVED);
-        let mut left = if is_refresh { self.saved } else { OF_A_FILE };
+            measured.into_iter().filter_map(|it| self.sums_of(it.key, is_refresh).map(|sums| (it, sums))).collect();
+        sums.sort_by_cached_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
+        self.saved = self.with_next_refresh();
+        let mut left = if is_refresh { self.saved } else { [OF_A_FILE; 2] };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
         self.sums.retain(|key, _| keys.contains(key));
@@ -140,11 +161,13 @@ impl MemoryReader {
         }
         self.earlier.retain(|key, _| keys.contains(key));
         self.silent.retain(|key| keys.contains(key));
+        let mut idle_keys: Vec<(ProcessKey, usize)> = Vec::new();
         for (it, sums) in sums {
             let (number, at_attach) = (it.process, it.at_attach);
-            let process = match number.checked_sub(processes.len()) {
-                None => &mut processes[number],
-                Some(number) => &mut idle[number],
+            idle_keys.extend(number.checked_sub(processes.len()).map(|number| (it.key, number)));
+            let (process, left) = match number.checked_sub(processes.len()) {
+                None => (&mut processes[number], &mut left[0]),
+                Some(number) => (&mut idle[number], &mut left[usize::from(is_refresh)]),
             };
             let now = ResidentAt { at_ns, bytes: sums.total_bytes() };
             let first = at_attach.resident.unwrap_or(now);
@@ -155,7 +178,7 @@ impl MemoryReader {
                 *earlier = begun;
             }
             let growth_per_minute = earlier.growth_per_minute(now);
-            let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(sums);
+            let found = self.read(it, &sums, is_refresh, left).unwrap_or(sums);
             let of_glibc = |glibc| Glibc {
                 at_attach_blocks: at_attach.inuse.map(|it| it.blocks),
                 at_attach_bytes: at_attach.inuse.map(|it| it.bytes),
@@ -172,19 +195,55 @@ impl MemoryReader {
         if is_refresh {
             self.saved = left;
         }
+        let running = idle_keys.into_iter().map(|(key, number)| (key, idle[number].clone())).collect();
+        self.note_running(&keys, processes, running);
         // The process has ended, or has no memory.
         idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
+        let is_listed = |ended: &&Process| idle.iter().any(|it| it.ended && it.pid == ended.pid);
+        let ended = self.ended.iter().map(|(_, process)| process).filter(|process| !is_listed(process));
+        let ended: Vec<Process> = ended.cloned().collect();
+        idle.extend(ended);
+    }
+
+    /// Notes which idle processes run now, and which have ended since the last time. `keys`: all processes that run;
+    /// `counted`: those in which something was counted.
+    fn note_running(&mut self, keys: &HashSet<ProcessKey>, counted: &[Process], running: HashMap<ProcessKey, Process>) {
+        let starts: HashSet<(u32, u64)> = keys.iter().map(|key| (key.tgid, key.start_ns)).collect();
+        let counted: HashSet<u32> = counted.iter().map(|process| process.pid).collect();
+        for (key, process) in std::mem::replace(&mut self.running, running) {
+            // It may be counted by now, or be no target any more.
+            if starts.contains(&(key.tgid, key.start_ns)) || counted.contains(&key.tgid) || runs(key) {
+                continue;
+            }
+            let resident = process.resident.map(|last| Resident { is_before_end: true, ..last });
+            self.ended.push_back((Instant::now(), Process { ended: true, resident, ..process }));
+        }
+        let excess = self.ended.len().saturating_sub(MOST_ENDED);
+        self.ended.drain(..excess);
+        // One may have been counted after all, right before its end.
+        let is_shown =
+            |(since, process): &(Instant, Process)| since.elapsed() < SHOWN_ENDED && !counted.contains(&process.pid);
+        self.ended.retain(is_shown);
+    }
+
+    /// CPU time for a refresh: what earlier ones have left, and its own.
+    fn with_next_refresh(&self) -> [Duration; 2] {
+        std::array::from_fn(|of| (self.saved[of] + OF_A_REFRESH[of]).min(MOST_SAVED))
     }
 
     /// The kernel's own sums. Most processes of a host do nothing, so a shorter file tells whether they have changed.
-    fn sums_of(&mut self, key: ProcessKey) -> Option<Resident> {
-        let sizes = resident::sizes(key.tgid)?;
-        if let Some((_, sums)) = self.sums.get(&key).filter(|(known, _)| *known == sizes) {
-            return Some(*sums);
+    fn sums_of(&mut self, key: ProcessKey, is_refresh: bool) -> Option<Resident> {
+        let known = self.sums.get(&key);
+        if let Some(known) = known.filter(|known| is_refresh && known.at.elapsed() < FRESH) {
+            return Some(known.resident);
         }
-        let sums = resident::rough(key.tgid)?;
-        self.sums.insert(key, (sizes, sums));
-        Some(sums)
+        let sizes = resident::sizes(key.tgid)?;
+        let resident = match known.filter(|known| known.sizes == sizes) {
+            Some(known) => known.resident,
+            None => resident::rough(key.tgid)?,
+        };
+        self.sums.insert(key, Sums { at: Instant::now(), sizes, resident });
+        Some(resident)
     }
 
     /// The memory of a process by purpose: as last read if it has not changed much since, or as read now if there is
@@ -237,10 +296,16 @@ impl MemoryReader {
         self.looked = Some((Instant::now(), thread_cpu_time().saturating_sub(begun)));
     }
 
-    /// Gives processes that have ended their last readings.
-    pub fn give_last(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+    /// Gives processes that have ended their last readings. [`MemoryReader::measure`] may replace them by newer ones. Of
+    /// `idle` ones only the process id is known: a reading of a program in `keys` is not theirs.
+    pub fn give_last(&self, keys: &[ProcessKey], processes: &mut [Process], idle: &mut [Process]) {
         for (key, process) in keys.iter().zip(processes).filter(|(_, process)| process.ended) {
-            process.resident = process.resident.or_else(|| self.last.get(key).copied());
+            process.resident = self.last.get(key).copied();
+        }
+        for process in idle.iter_mut().filter(|process| process.ended) {
+            let of_pid = self.last.iter().filter(|(key, _)| key.tgid == process.pid && !keys.contains(key));
+            let last = of_pid.max_by_key(|(key, _)| (key.start_ns, key.exec_id));
+            process.resident = last.map(|(_, resident)| *resident);
         }
     }
 
@@ -250,18 +315,20 @@ impl MemoryReader {
     pub fn read_arenas(&mut self, measured: &[Measured], processes: &[Process], idle: &[Process], is_refresh: bool) {
         self.heaps.clear();
         let wanted = self.with_arenas(measured, processes, idle, is_refresh);
-        let mut left = if is_refresh { (self.saved + OF_A_REFRESH).min(MOST_SAVED) } else { ARENAS_OF_A_FILE };
-        for (bytes, key, version) in wanted {
+        let mut left = if is_refresh { self.with_next_refresh() } else { [ARENAS_OF_A_FILE; 2] };
+        for (is_idle, bytes, key, version) in wanted {
+            let of = usize::from(is_refresh && is_idle);
+            let left = &mut left[of];
             // At worst, all of its private memory is read.
             let of_blocks = FOR_A_MIB.saturating_mul(u32::try_from(bytes >> 20).unwrap_or(u32::MAX));
-            if left.is_zero() || is_refresh && FOR_A_PROCESS + of_blocks > left {
+            if left.is_zero() || is_refresh && FOR_A_PROCESS + of_blocks > *left {
                 continue;
             }
             let (pid, start_ns, asked) = (key.tgid, key.start_ns, Instant::now());
-            match self.arenas.read(ArenaRequest { pid, start_ns, version, longest: left, with_python: true }) {
+            match self.arenas.read(ArenaRequest { pid, start_ns, version, longest: *left, with_python: true }) {
                 Ok((heap, took)) => {
                     if is_refresh {
-                        self.saved = self.saved.saturating_sub(took);
+                        self.saved[of] = self.saved[of].saturating_sub(took);
                     }
                     self.heaps.extend(heap.map(|heap| (key, heap)));
                 }
@@ -269,31 +336,31 @@ impl MemoryReader {
                     self.silent.insert(key);
                 }
             }
-            left = left.saturating_sub(asked.elapsed());
+            *left = left.saturating_sub(asked.elapsed());
         }
     }
 
-    /// Processes whose arenas are to be read, in order: their private memory in bytes, and the version of their glibc.
+    /// Processes whose arenas are to be read, in order: whether they are idle, their private memory in bytes, and the
+    /// version of their glibc.
     fn with_arenas(
-        &self,
+        &mut self,
         measured: &[Measured],
         processes: &[Process],
         idle: &[Process],
         is_refresh: bool,
-    ) -> Vec<(u64, ProcessKey, u32)> {
+    ) -> Vec<(bool, u64, ProcessKey, u32)> {
         let wanted = |it: &Measured| {
             let counted = processes.get(it.process);
             let process = counted.or_else(|| idle.get(it.process.checked_sub(processes.len())?))?;
             let version = glibc_version(process.allocators.iter().map(String::as_str))?;
-            // Quick: a host has thousands of idle processes.
-            let sums = resident::total_and_anonymous_bytes(it.key.tgid).filter(|_| !self.silent.contains(&it.key));
-            let (all, anonymous) = sums.filter(|(_, anonymous)| *anonymous > 0)?;
+            let sums = if self.silent.contains(&it.key) { None } else { self.sums_of(it.key, is_refresh) };
+            let (all, anonymous) = sums.map(|sums| (sums.total_bytes(), sums.undivided_bytes))?;
             let is_known = is_refresh && self.readings.get(&it.key).is_some_and(|last| last.is_of(all));
-            (!is_known).then_some((counted.is_none(), (anonymous, it.key, version)))
+            (anonymous > 0 && !is_known).then_some((counted.is_none(), anonymous, it.key, version))
         };
-        let mut wanted: Vec<(bool, (u64, ProcessKey, u32))> = measured.iter().filter_map(wanted).collect();
-        wanted.sort_by_key(|(is_idle, (bytes, ..))| (*is_idle, std::cmp::Reverse(*bytes)));
-        wanted.into_iter().map(|(_, wanted)| wanted).collect()
+        let mut wanted: Vec<_> = measured.iter().filter_map(wanted).collect();
+        wanted.sort_by_key(|(is_idle, bytes, ..)| (*is_idle, std::cmp::Reverse(*bytes)));
+        wanted
     }
 
     /// Keeps a profile's memory figures if they were measured; otherwise gives it the kept ones.
@@ -315,6 +382,12 @@ impl MemoryReader {
         let counted: HashSet<u32> = keys.iter().map(|key| key.tgid).collect();
         *idle = self.idle.iter().filter(|process| !counted.contains(&process.pid)).cloned().collect();
     }
+}
+
+/// Whether a process runs that started at this time. One that nobody has waited for has no memory left.
+fn runs(key: ProcessKey) -> bool {
+    Stat::read(key.tgid).is_ok_and(|stat| starts_agree(stat.start_ns, key.start_ns))
+        && resident::rough(key.tgid).is_some()
 }
 
 fn glibc_of(heap: &heapbpf_glibc::Heap) -> Glibc {
@@ -372,12 +445,47 @@ mod tests {
         assert!(first.undivided_bytes == 0 && first.heap_bytes > 0 && first.pss_bytes.is_some(), "{first:?}");
         assert_eq!(first.at_attach_bytes, Some(7));
         // No time is left, and its memory has changed.
-        reader.saved = Duration::ZERO;
+        reader.saved = [Duration::ZERO; 2];
         reader.readings.values_mut().for_each(|it| (it.sum_bytes, it.took) = (1, Duration::from_secs(1)));
         let rough = of(&mut reader, true);
         assert!(rough.undivided_bytes > 0 && rough.heap_bytes == 0 && rough.at_attach_bytes == Some(7), "{rough:?}");
         reader.readings.values_mut().for_each(|it| it.took = Duration::from_millis(1));
         assert_eq!(of(&mut reader, false).undivided_bytes, 0, "a file has more time");
+    }
+
+    /// Both have saved nothing, and reading takes more than idle processes have.
+    #[test]
+    fn idle_processes_are_read_within_less_time_at_a_refresh() {
+        let undivided_bytes = |counted: usize, idle: usize| {
+            let mut reader = MemoryReader::default();
+            let measure = |reader: &mut MemoryReader| {
+                let (mut processes, mut idle) = (vec![Process::default(); counted], vec![Process::default(); idle]);
+                reader.measure(vec![own()], &mut processes, &mut idle, true);
+                processes.iter().chain(&idle).find_map(|it| it.resident).expect("it was measured").undivided_bytes
+            };
+            assert_eq!(measure(&mut reader), 0, "its mappings were read");
+            reader.saved = [Duration::ZERO; 2];
+            reader.readings.values_mut().for_each(|it| (it.sum_bytes, it.took) = (1, 2 * OF_A_REFRESH[1]));
+            measure(&mut reader)
+        };
+        assert_eq!(undivided_bytes(1, 0), 0);
+        assert!(undivided_bytes(0, 1) > 0);
+    }
+
+    #[test]
+    fn sums_are_read_once_for_a_profile_and_anew_for_a_later_one() {
+        let mut reader = MemoryReader::default();
+        let files_bytes = |reader: &mut MemoryReader| reader.sums_of(own().key, true).map(|sums| sums.files_bytes);
+        assert!(files_bytes(&mut reader) > Some(7));
+        let now = Instant::now();
+        for sums in reader.sums.values_mut() {
+            // However long the test is held up, they were read a moment ago.
+            (sums.at, sums.sizes, sums.resident.files_bytes) = (now + Duration::from_secs(3600), String::new(), 7);
+        }
+        assert_eq!(files_bytes(&mut reader), Some(7));
+        let earlier = now.checked_sub(FRESH).expect("the machine has run for longer");
+        reader.sums.values_mut().for_each(|sums| sums.at = earlier);
+        assert!(files_bytes(&mut reader) > Some(7), "their sizes have changed");
     }
 
     /// A single profile has the growth since the process joined the recording; a service, that of the last one to two
@@ -436,12 +544,20 @@ mod tests {
         reader.look(vec![own()]);
         let of = |reader: &MemoryReader, key, ended| {
             let mut process = [Process { ended, ..Process::default() }];
-            reader.give_last(&[key], &mut process);
+            reader.give_last(&[key], &mut process, &mut []);
             process[0].resident
         };
         let last = of(&reader, own().key, true).expect("it was read");
         assert!(last.is_before_end && last.total_bytes() > 0 && last.at_attach_bytes == Some(7), "{last:?}");
         assert_eq!(of(&reader, own().key, false), None, "it runs");
+        // Nothing was counted in one without an allocator. If it was not read, it has no line.
+        let without_allocator = |pid| Process { pid, ended: true, ..Process::default() };
+        let mut idle = vec![without_allocator(own().key.tgid), without_allocator(u32::MAX)];
+        reader.give_last(&[own().key], &mut [Process::default()], &mut idle);
+        assert_eq!(idle[0].resident, None, "it was the program before");
+        reader.give_last(&[], &mut [], &mut idle);
+        reader.measure(Vec::new(), &mut [], &mut idle, false);
+        assert_eq!(idle.iter().map(|process| process.resident).collect::<Vec<_>>(), [Some(last)]);
         assert_eq!(of(&reader, ProcessKey { exec_id: 1, ..own().key }, true), None, "another program");
         // It is not read again before a hundred times the CPU time that it took has passed.
         reader.last.clear();
@@ -456,6 +572,36 @@ mod tests {
         assert!(last.growth_per_minute.is_none() && growth > Some(0), "{growth:?}");
     }
 
+    #[test]
+    fn an_idle_process_that_has_ended_keeps_its_line_within_a_bound() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep");
+        let start_ns = Stat::read(child.id()).expect("it runs").start_ns;
+        let key = ProcessKey { start_ns, tgid: child.id(), exec_id: 0 };
+        let mut reader = MemoryReader::default();
+        let of = |reader: &mut MemoryReader, is_target: bool| {
+            let measured: Vec<Measured> = is_target.then(|| Measured { key, ..own() }).into_iter().collect();
+            let mut idle = vec![Process { pid: key.tgid, ..Process::default() }; measured.len()];
+            reader.measure(measured, &mut [], &mut idle, true);
+            idle
+        };
+        assert!(!of(&mut reader, true)[0].ended);
+        assert_eq!(of(&mut reader, false), [], "it runs, but is no target any more");
+        of(&mut reader, true);
+        child.kill().expect("our own child");
+        child.wait().expect("our own child");
+        let ended = of(&mut reader, false);
+        assert!(ended.len() == 1 && ended[0].ended && ended[0].pid == key.tgid, "{ended:?}");
+        assert!(ended[0].resident.is_some_and(|last| last.is_before_end && last.total_bytes() > 0), "{ended:?}");
+        assert_eq!(of(&mut reader, false), ended, "the line stays");
+        let mut counted = [Process { pid: key.tgid, ..Process::default() }];
+        let mut idle = Vec::new();
+        reader.measure(Vec::new(), &mut counted, &mut idle, true);
+        assert_eq!(idle, [], "its last allocations have arrived");
+        let gone = |pid| (ProcessKey { start_ns: 1, tgid: pid, exec_id: 0 }, Process { pid, ..Process::default() });
+        reader.running = (u32::MAX - 100..u32::MAX).map(gone).collect();
+        assert_eq!(of(&mut reader, false).len(), MOST_ENDED);
+    }
+
     /// The arenas of idle processes show what they have in use, too.
     #[test]
     fn arenas_of_idle_processes_are_read_after_those_of_counted_ones() {
@@ -466,15 +612,16 @@ mod tests {
             // The third of the idle ones is not in the list.
             [3, 2, 0, 1, 4].map(|process| Measured { process, ..own() }).into()
         };
-        let wanted = |reader: &MemoryReader| reader.with_arenas(&measured(), &counted, &idle, true);
-        let found = wanted(&reader);
-        assert!(found.iter().all(|(bytes, key, _)| *bytes > 0 && *key == own().key), "{found:?}");
+        let wanted = |reader: &mut MemoryReader| reader.with_arenas(&measured(), &counted, &idle, true);
+        let found = wanted(&mut reader);
+        assert!(found.iter().all(|(_, bytes, key, _)| *bytes > 0 && *key == own().key), "{found:?}");
+        assert_eq!(found.iter().map(|(is_idle, ..)| *is_idle).collect::<Vec<_>>(), [false, true, true]);
         let mut versions: Vec<u32> = found.into_iter().map(|(.., version)| version).collect();
         assert_eq!(versions.remove(0), 36);
         versions.sort_unstable();
         assert_eq!(versions, [37, 38]);
         reader.silent.insert(own().key);
-        assert!(wanted(&reader).is_empty(), "they did not answer");
+        assert!(wanted(&mut reader).is_empty(), "they did not answer");
     }
 
     #[test]
@@ -490,35 +637,5 @@ mod tests {
         assert_eq!(given, idle);
         reader.keep_or_give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()], &mut given, false);
         assert!(given.is_empty(), "it allocated");
-    }
-
-    mod long {
-        use super::*;
-
-        /// Prints what a refresh costs: the first one, which reads the mappings of the largest processes, and later
-        /// ones.
-        #[test]
-        fn a_thousand_processes_are_measured_at_each_refresh() {
-            let mut children: Vec<_> =
-                (0..1000).map(|_| std::process::Command::new("sleep").arg("600").spawn().expect("sleep")).collect();
-            let measured = || -> Vec<Measured> {
-                let key = |(process, tgid)| Measured { process, key: ProcessKey { tgid, ..own().key }, ..own() };
-                children.iter().map(std::process::Child::id).enumerate().map(key).collect()
-            };
-            let mut reader = MemoryReader::default();
-            for refresh in 0..20 {
-                let mut processes = vec![Process::default(); 1000];
-                let measured = measured();
-                let begun = thread_cpu_time();
-                reader.measure(measured, &mut processes, &mut Vec::new(), true);
-                let took = thread_cpu_time().saturating_sub(begun);
-                let divided =
-                    processes.iter().filter(|it| it.resident.is_some_and(|it| it.undivided_bytes == 0)).count();
-                println!("refresh {refresh}: {took:?}, {divided} divided into parts");
-                assert!(processes.iter().all(|process| process.resident.is_some()));
-            }
-            children.iter_mut().for_each(|child| child.kill().expect("our own child"));
-            children.iter_mut().for_each(|child| assert!(child.wait().is_ok()));
-        }
     }
 }

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use heapbpf_profile::model::Row;
 use tokio::sync::{mpsc, oneshot};
 
 pub use super::snapshot::{Detail, Often};
@@ -51,32 +50,12 @@ impl RecordingHandle {
         (Self { requests }, queue)
     }
 
-    /// Requests a profile, of a moment between the call and its return.
+    /// Requests a profile, of a moment between the call and its return. `marks`: moments that divide memory in use
+    /// ([`FinishedProfile::recent`]), ascending; totals have no such sums. `often`: see [`Often`].
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub async fn profile(&self, detail: Detail) -> Result<FinishedProfile, Unanswered> {
-        self.profile_by_marks(detail, Vec::new()).await
-    }
-
-    /// Same as [`profile`](Self::profile), with memory in use divided by the last of these moments before its
-    /// allocation ([`FinishedProfile::recent`]). Totals have no such sums.
-    ///
-    /// # Errors
-    /// See [`Unanswered`].
-    pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<FinishedProfile, Unanswered> {
-        self.ask(detail, marks, None).await
-    }
-
-    /// Requests totals of a moment between the call and its return, without measuring memory.
-    ///
-    /// # Errors
-    /// See [`Unanswered`].
-    pub async fn totals_unmeasured(&self) -> Result<FinishedProfile, Unanswered> {
-        self.ask(Detail::Totals, Vec::new(), Some(Often::default())).await
-    }
-
-    async fn ask(
+    pub async fn profile(
         &self,
         detail: Detail,
         marks: Vec<Duration>,
@@ -91,20 +70,7 @@ impl RecordingHandle {
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub fn profile_blocking(&self, detail: Detail) -> Result<FinishedProfile, Unanswered> {
-        self.blocking(detail, None)
-    }
-
-    /// The same for a client that asks several times a second. `rows`: those of a profile that it no longer needs;
-    /// their memory is reused.
-    ///
-    /// # Errors
-    /// See [`Unanswered`].
-    pub fn profile_often(&self, detail: Detail, rows: Vec<Row>) -> Result<FinishedProfile, Unanswered> {
-        self.blocking(detail, Some(Often { rows }))
-    }
-
-    fn blocking(&self, detail: Detail, often: Option<Often>) -> Result<FinishedProfile, Unanswered> {
+    pub fn profile_blocking(&self, detail: Detail, often: Option<Often>) -> Result<FinishedProfile, Unanswered> {
         let (reply, answer) = oneshot::channel();
         let request = Request { detail, marks: Vec::new(), often, reply };
         self.requests.blocking_send(request).map_err(|_| Unanswered::Ended)?;
@@ -125,19 +91,20 @@ mod tests {
     async fn who_waits_when_the_recording_ends_is_told() {
         let (recording, mut requests) = RecordingHandle::new();
         let waiting = recording.clone();
-        let waiter = tokio::spawn(async move { waiting.profile(Detail::Totals).await.err() });
+        let waiter = tokio::spawn(async move { waiting.profile(Detail::Totals, Vec::new(), None).await.err() });
         let request = requests.recv().await.unwrap();
         assert_eq!(request.detail, Detail::Totals);
         drop(requests);
         drop(request);
         assert_eq!(waiter.await.unwrap(), Some(Unanswered::Ended));
-        assert_eq!(recording.profile(Detail::Stacks).await.err(), Some(Unanswered::Ended), "and so is who comes later");
+        let later = recording.profile(Detail::Stacks, Vec::new(), None).await.err();
+        assert_eq!(later, Some(Unanswered::Ended), "and so is who comes later");
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn who_gets_no_profile_while_the_recording_goes_on_is_told_so() {
         let (recording, mut requests) = RecordingHandle::new();
-        let waiter = tokio::spawn(async move { recording.profile(Detail::Totals).await.err() });
+        let waiter = tokio::spawn(async move { recording.profile(Detail::Totals, Vec::new(), None).await.err() });
         drop(requests.recv().await.unwrap());
         assert_eq!(waiter.await.unwrap(), Some(Unanswered::Failed));
     }

@@ -99,6 +99,7 @@ pub struct GoTarget {
 }
 
 /// A row of the heap: its identity and its sums.
+#[derive(Default)]
 pub struct SnapshotRow {
     /// Identity of the row. The process is an index into [`Snapshot::processes`]; totals have no stack.
     pub key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>,

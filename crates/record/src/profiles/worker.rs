@@ -319,7 +319,7 @@ impl Worker {
         let text = without_data(text);
         self.panics = (self.panics.0 + 1, text.clone());
         if self.panics.0 == 1 {
-            log::error!("an error inside heapbpf while a profile was made: {text}; the recording goes on");
+            log::error!("an error inside heapbpf while a profile was made: {text}; the recording continues");
         } else {
             log::debug!("an error inside heapbpf for the {}th time: {text}", self.panics.0);
         }
@@ -358,12 +358,7 @@ impl Worker {
         }
         self.measure(&mut snapshot, &mut processes, &mut idle, is_measured);
         // Read after symbolization, so that its cost is included.
-        let cost = accounting::daemon_cost();
-        let mut stats = Stats {
-            daemon_cpu_seconds: cost.cpu_seconds,
-            daemon_peak_rss_bytes: cost.peak_rss_bytes,
-            ..snapshot.stats
-        };
+        let mut stats = accounting::with_daemon_cost(snapshot.stats);
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
@@ -439,9 +434,9 @@ impl Worker {
                 // Nothing is ever sent.
                 let _ = unhooked.recv_timeout(LONGEST_UNHOOKING);
             }
+            self.memory.give_last(&snapshot.keys, processes, idle);
             let measured = std::mem::take(&mut snapshot.measured);
             self.memory.measure(measured, processes, idle, is_often || snapshot.detail == Detail::Totals);
-            self.memory.give_last(&snapshot.keys, processes);
         }
         if is_often {
             self.memory.keep_or_give(&snapshot.keys, processes, idle, is_measured);

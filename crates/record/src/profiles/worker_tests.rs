@@ -42,13 +42,8 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
         },
         alloc: sums(2 * (inuse + held)),
         inuse: sums(inuse),
-        mapped: false,
-        in_memory: None,
         at_exit: sums(held),
-        peak: SampleSums::default(),
-        by_mark: Vec::new(),
-        ages: None,
-        growth: None,
+        ..SnapshotRow::default()
     }
 }
 
@@ -78,6 +73,12 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
     }
 }
 
+/// Processes that have ended, with their rows.
+fn retired(processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Retired {
+    let keys = processes.iter().map(|process| key(process.pid)).collect();
+    Retired { keys, processes, rows, held: HashSet::new(), facts: Facts::default() }
+}
+
 /// Bytes in use, held at exit and allocated.
 fn totals(profile: &Profile) -> [f64; 3] {
     let sum = |of: fn(&Row) -> f64| profile.rows.iter().map(of).sum();
@@ -103,8 +104,7 @@ fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
     assert_eq!(totals(&made.profile), expected);
     assert_eq!(made.profile.header.time, SystemTime::UNIX_EPOCH + Duration::from_secs(9));
     let (processes, rows) = both();
-    let keys = processes.iter().map(|process| key(process.pid)).collect();
-    worker.retire(Retired { keys, processes, rows, held: HashSet::new(), facts: Facts::default() });
+    worker.retire(retired(processes, rows));
     for detail in [Detail::Stacks, Detail::Lifetimes, Detail::Totals] {
         let profile = worker.make(after(detail)).profile;
         assert_eq!(totals(&profile), expected, "{detail:?}");
@@ -133,13 +133,7 @@ fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
     let (mut processes, mut rows) = both();
     let (ended, mut of_ended) = (processes.pop().unwrap(), rows.pop().unwrap());
     of_ended.key.process = 0;
-    worker.retire(Retired {
-        keys: vec![key(2)],
-        processes: vec![ended],
-        rows: vec![of_ended],
-        held: HashSet::new(),
-        facts: Facts::default(),
-    });
+    worker.retire(retired(vec![ended], vec![of_ended]));
     for detail in [Detail::Stacks, Detail::Totals] {
         let (mut processes, mut rows) = both();
         processes.truncate(1);
@@ -160,8 +154,7 @@ fn an_exact_total_is_unknown_with_a_process_that_was_not_counted() {
     let mut worker = worker();
     let both = || snapshot(Detail::Stacks, vec![counted.clone(), announcing.clone()], vec![row(0, 1, 10, 0)]);
     assert_eq!(exact(&worker.make(both()).profile), None);
-    let (keys, processes, rows) = (vec![key(2)], vec![announcing.clone()], vec![row(0, 2, 0, 100)]);
-    worker.retire(Retired { keys, processes, rows, held: HashSet::new(), facts: Facts::default() });
+    worker.retire(retired(vec![announcing.clone()], vec![row(0, 2, 0, 100)]));
     let made = worker.make(snapshot(Detail::Stacks, vec![counted.clone()], vec![row(0, 1, 10, 0)]));
     assert_eq!((exact(&made.profile), made.profile.processes[1].exact_alloc_bytes), (None, None));
 }
@@ -170,8 +163,7 @@ fn an_exact_total_is_unknown_with_a_process_that_was_not_counted() {
 #[test]
 fn what_is_not_known_is_not_held_at_exit() {
     let mut worker = worker();
-    let (processes, rows) = (vec![process(2, true)], vec![row(0, 2, 0, 100)]);
-    worker.retire(Retired { keys: vec![key(2)], processes, rows, held: HashSet::new(), facts: Facts::default() });
+    worker.retire(retired(vec![process(2, true)], vec![row(0, 2, 0, 100)]));
     let profile = worker.make(snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])).profile;
     assert_eq!(totals(&profile), [10.0, 0.0, 220.0]);
     // From here on, frees are tracked for no process.
@@ -330,15 +322,8 @@ fn a_panic_while_names_are_found_costs_names_alone() {
 fn a_panic_ends_its_job_and_no_other() {
     let (jobs, thread) = started();
     // Exited processes are kept.
-    let ended = (vec![process(2, false)], vec![row(0, 2, 0, 100)]);
-    let retired = Retired {
-        keys: vec![key(2)],
-        processes: ended.0,
-        rows: ended.1,
-        held: HashSet::new(),
-        facts: Facts::default(),
-    };
-    jobs.send(Job::Retire(Box::new(retired), Place::default())).unwrap();
+    let ended = retired(vec![process(2, false)], vec![row(0, 2, 0, 100)]);
+    jobs.send(Job::Retire(Box::new(ended), Place::default())).unwrap();
     let snapshot = || snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)]);
     let then = |_| panic!("the writer did not expect this");
     jobs.send(Job::Make(Box::new(snapshot()), Box::new(then), Place::default())).unwrap();
@@ -346,13 +331,7 @@ fn a_panic_ends_its_job_and_no_other() {
     assert_eq!(totals(&profile), [10.0, 100.0, 220.0]);
     assert!(profile.notes.iter().any(|note| note.contains("the writer did not expect this")), "{:?}", profile.notes);
     // A row of a process that does not exist.
-    let broken = Retired {
-        rows: vec![row(7, 3, 0, 1)],
-        keys: vec![key(3)],
-        processes: vec![],
-        held: HashSet::new(),
-        facts: Facts::default(),
-    };
+    let broken = Retired { keys: vec![key(3)], ..retired(Vec::new(), vec![row(7, 3, 0, 1)]) };
     jobs.send(Job::Retire(Box::new(broken), Place::default())).unwrap();
     assert_eq!(totals(&made_by(&jobs, snapshot()).unwrap()), [10.0, 100.0, 220.0]);
     drop(jobs);
@@ -361,13 +340,7 @@ fn a_panic_ends_its_job_and_no_other() {
 
 #[test]
 fn ended_processes_wait_to_be_named_until_there_are_many_or_for_some_time() {
-    let retired = |rows: u32| Retired {
-        keys: vec![key(2)],
-        processes: vec![process(2, false)],
-        rows: (0..rows).map(|stack| row(0, stack, 0, 1)).collect(),
-        held: HashSet::new(),
-        facts: Facts::default(),
-    };
+    let retired = |rows: u32| retired(vec![process(2, false)], (0..rows).map(|stack| row(0, stack, 0, 1)).collect());
     let mut few = Unnamed::default();
     assert!(!few.is_due());
     few.add(retired(1));
@@ -433,26 +406,24 @@ fn memory_that_was_measured_is_shown_until_it_is_measured_again() {
     assert_eq!(made(Detail::Stacks, process(1, false), true), None);
 }
 
+/// A handle, and the queues of work that waits for names and of totals.
+fn handle() -> (ProfileWorker, Receiver<Job>, Receiver<Job>) {
+    let ((jobs, to_name), (totals, to_add)) = (channel(), channel());
+    let (place, cleanup, progress, emptied, demangler) = Default::default();
+    (ProfileWorker { jobs, totals, place, cleanup, progress, emptied, demangler }, to_name, to_add)
+}
+
 /// Names may take minutes: totals, also of ended processes, have a queue of their own, and the work that waits for
 /// names is bounded.
 #[test]
 fn totals_do_not_wait_for_names_and_few_wait_for_these() {
-    let ((jobs, to_name), (to_total, to_add)) = (channel(), channel());
-    let (place, cleanup, progress, emptied, demangler) = Default::default();
-    let handle = ProfileWorker { jobs, totals: to_total, place, cleanup, progress, emptied, demangler };
+    let (handle, to_name, to_add) = handle();
     let snapshot = |detail| snapshot(detail, vec![process(1, false)], Vec::new());
-    let retired = |row: SnapshotRow| Retired {
-        keys: vec![key(2)],
-        processes: vec![process(2, false)],
-        held: HashSet::new(),
-        rows: vec![row],
-        facts: Facts::default(),
-    };
     for _ in 1..MOST_WAITING {
         handle.make(snapshot(Detail::Stacks), drop);
     }
     assert!(!handle.is_behind());
-    handle.retire(retired(row(0, 2, 0, 100)));
+    handle.retire(retired(vec![process(2, false)], vec![row(0, 2, 0, 100)]));
     assert!(handle.is_behind());
     let (answer, answered) = channel();
     handle.make(snapshot(Detail::Totals), move |made| answer.send(made.profile).expect("it is waited for"));
@@ -468,14 +439,11 @@ fn totals_do_not_wait_for_names_and_few_wait_for_these() {
 #[test]
 fn intervals_that_were_in_force_count_without_a_sample() {
     const R: [u64; 2] = [16 << 20, 1 << 20];
-    let ((jobs, to_name), (totals, to_add)) = (channel(), channel());
-    let (place, cleanup, progress, emptied, demangler) = Default::default();
-    let handle = ProfileWorker { jobs, totals, place, cleanup, progress, emptied, demangler };
+    let (handle, to_name, to_add) = handle();
     let losses = Losses { alloc: LossBound { samples: 3, sampled_bytes: 80 }, ..Losses::default() };
     let lossy = |pid| vec![Process { losses, ..process(pid, false) }];
     handle.set_interval(R[0]);
-    let (keys, processes) = (vec![key(2)], lossy(2));
-    handle.retire(Retired { keys, processes, rows: Vec::new(), held: HashSet::new(), facts: Facts::default() });
+    handle.retire(retired(lossy(2), Vec::new()));
     handle.set_interval(R[1]);
     let (sender, made) = channel();
     for detail in [Detail::Totals, Detail::Stacks] {
@@ -499,9 +467,7 @@ fn intervals_that_were_in_force_count_without_a_sample() {
 /// Each cleanup holds the list of all stacks.
 #[test]
 fn one_cleanup_waits_while_names_are_found() {
-    let ((jobs, to_name), (totals, _to_total)) = (channel(), channel());
-    let (place, cleanup, progress, emptied, demangler) = Default::default();
-    let handle = ProfileWorker { jobs, totals, place, cleanup, progress, emptied, demangler };
+    let (handle, to_name, _to_add) = handle();
     assert!(handle.tidy(Vec::new));
     assert!(!handle.tidy(|| panic!("nobody needs the list")));
     assert!(!handle.is_behind(), "profiles do not wait for it");

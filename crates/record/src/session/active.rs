@@ -5,19 +5,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use heapbpf_attach::inline::InlineHooks;
+use heapbpf_attach::inline::{InlineHooks, Refused};
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::limits::links_need_admin;
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_host::privileges::Needs;
+use heapbpf_profile::model::{Process, Profile};
 use heapbpf_remote::Exec;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::errors::Step;
-use super::pace::{AWAITED_PAUSE, Standing, pause};
-use super::signals::Signals;
+use super::schedule::Signals;
 use super::state::Session;
 use crate::attaching::command::{Held, NotStarted, Running, exit_code, hold, killed_by};
 use crate::descriptors::watch;
@@ -30,6 +30,13 @@ use crate::plan::{Hook, RecordPlan};
 use crate::profiles::requests::{FinishedProfile, Request};
 use crate::remarks::say;
 
+/// Time between checks of the rings while events arrive. A check costs some 50 µs, whatever it finds. Rings that fill
+/// up, forks and new mappings wake the loop earlier; the latter two at once, or soon if nothing depends on them.
+const AWAKE_PAUSE: Duration = Duration::from_millis(40);
+/// The same while targets may be waiting for their records to be taken in.
+const AWAITED_PAUSE: Duration = Duration::from_millis(2);
+/// Time between checks while nothing happens; an event wakes the loop earlier.
+const SLEEP_PAUSE: Duration = Duration::from_secs(1);
 /// How long process events wait for more, where they may: a program that starts and ends soon is a single turn of the
 /// loop then, instead of several.
 const EVENTS_WAIT: Duration = Duration::from_millis(20);
@@ -71,7 +78,7 @@ impl Drop for CommandState {
     fn drop(&mut self) {
         if let Some(held) = &self.held {
             // Before its pipe is closed, which would release it. Fails only if the process has ended already.
-            let _ = held.process().signal(libc::SIGKILL);
+            let _ = held.process.signal(libc::SIGKILL);
         }
     }
 }
@@ -106,13 +113,13 @@ impl ActiveRecording {
         let command_pid = command.held.as_ref().map(|held| held.pid);
         session.attaching.held = command_pid.filter(|_| session.attaching.inline.is_some());
         session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
-        session.recorder.set_functions(session.attaching.hooks.functions());
+        session.recorder.set_functions(&session.attaching.hooks.functions);
         let first = session.first_target(command_pid);
         let plan = &session.plan;
         let outputs = snapshot_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
         let files = SnapshotFiles::new(&outputs, plan.outputs.write, plan.outputs.keep);
         // From here on we handle Ctrl-C: probes are attached, so the user must get a profile.
-        let signals = Signals::listen(command.held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
+        let signals = Signals::listen(command.held.as_ref().map(|held| held.process.try_clone()).transpose()?)?;
         let snapshot_wanted = signal(SignalKind::user_defined1())?;
         let line = StatusLine::new(plan.display);
         Ok(Self { command, session, files, signals, snapshot_wanted, line, begun: Instant::now() })
@@ -146,7 +153,7 @@ impl ActiveRecording {
         {
             say(format!("using probes instead of inline hooks: {why}"));
         }
-        if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
+        if plan.kernel.hook != Hook::Usdt && self.session.attaching.shares {
             let cure = asking.map(|option| format!("; without {option}, others pay nothing"));
             say(format!("{BYSTANDERS_NOTE}{}", cure.unwrap_or_default()));
         }
@@ -212,12 +219,10 @@ impl ActiveRecording {
         let session = &mut self.session;
         let mut active = session.cycle() > 0;
         session.schedule.note_last_moments(monotonic_ns());
-        let standing = Standing {
-            targets_ended: session.all_ended(),
-            command_runs: self.command.running.is_some(),
-            time_is_over: session.schedule.has_ended(monotonic_ns()),
-        };
-        if standing.is_over() || session.must_end().is_some() {
+        // A command may start more targets while it runs.
+        let are_over = session.plan.targets.are_named() && session.attaching.targets.named_alive.is_empty();
+        let have_ended = are_over && self.command.running.is_none();
+        if have_ended || session.schedule.has_ended(monotonic_ns()) || session.must_end().is_some() {
             return None;
         }
         let inuse_bytes = session.recorder.heap.estimated().inuse_bytes;
@@ -250,7 +255,7 @@ impl ActiveRecording {
             session.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait).then_some(AWAITED_PAUSE),
         ];
         let watches = session.may_try(Step::Wake);
-        Some(pause(session.recorder.is_behind(), active || !watches, deadlines))
+        Some(pause(session.recorder.behind, active || !watches, deadlines))
     }
 
     /// Waits for something to happen, for at most `pause`. Returns whether the recording should end.
@@ -284,7 +289,7 @@ impl ActiveRecording {
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
     pub fn finish(&mut self) -> anyhow::Result<FinishedProfile> {
-        let finished = self.session.finish(|what| self.line.finishing(what));
+        let finished = self.session.finish(|what| self.line.say(&what));
         self.line.clear();
         finished
     }
@@ -293,10 +298,16 @@ impl ActiveRecording {
     ///
     /// # Errors
     /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or no
-    /// process matched, and the recording is no service: then no file is written.
+    /// process matched, or nothing was recorded because of another recording, and the recording is no service: then no
+    /// file is written.
     pub fn write(&mut self, made: &FinishedProfile) -> anyhow::Result<u8> {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
+        }
+        let may_be_empty = self.session.plan.keeps_running || !self.session.plan.targets.command.is_empty();
+        if !may_be_empty && is_counted_by_others(&made.profile) {
+            let service = &self.session.attaching.others.service;
+            bail!("nothing was recorded, because another recording counts every target from inside{service}");
         }
         self.report_command();
         let plan = &self.session.plan;
@@ -323,6 +334,28 @@ impl ActiveRecording {
             say(format!("the command is still running (process {pid}); only the recording has ended"));
         }
     }
+}
+
+/// Whether nothing was recorded because another recording counted every target from inside.
+fn is_counted_by_others(profile: &Profile) -> bool {
+    // Another recording may have come a moment later than this one.
+    let most = |process: &Process| if process.inuse_unknown { 0.01 } else { 0.0 };
+    let is_hidden = |process: &Process| process.was_unseen() && process.coverage <= most(process);
+    let is_all = !profile.processes.is_empty() && profile.processes.iter().all(is_hidden);
+    let is_nothing = is_all && profile.rows.is_empty() && profile.idle.is_empty();
+    let hooked = Refused::Hooked.to_string();
+    is_nothing && profile.notes.iter().any(|note| note.contains(&hooked))
+}
+
+/// Time until the next turn, unless something wakes the loop earlier. `behind`: the last turn left records in the
+/// rings; `active`: it found some; `deadlines`: time until work that must not wait longer.
+fn pause(behind: bool, active: bool, deadlines: impl IntoIterator<Item = Option<Duration>>) -> Duration {
+    let pause = match (behind, active) {
+        (true, _) => Duration::ZERO,
+        (false, true) => AWAKE_PAUSE,
+        (false, false) => SLEEP_PAUSE,
+    };
+    deadlines.into_iter().flatten().fold(pause, Duration::min)
 }
 
 /// What wakes the loop: rings that fill up, process events of the host, programs that targets execute, and writes to
@@ -381,10 +414,36 @@ impl Wakers {
 mod tests {
     use std::io::{Write as _, pipe};
 
+    use heapbpf_audit::Missing;
+    use heapbpf_profile::model::{Criterion, Header};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
+
+    #[test]
+    fn only_a_recording_of_which_others_count_every_target_is_empty() {
+        let missing = vec![Missing::unseen()];
+        let hidden = Process { missing, inuse_unknown: true, coverage: 0.0, ..Process::default() };
+        let mut profile = Profile::new(Header::new(1, Criterion::Bytes));
+        profile.notes.push(format!("process 7 (x): {}", Refused::Hooked));
+        assert!(!is_counted_by_others(&profile), "there are no targets");
+        profile.processes.push(hidden.clone());
+        assert!(is_counted_by_others(&profile));
+        profile.processes.push(Process { coverage: 0.005, ..hidden.clone() });
+        assert!(is_counted_by_others(&profile));
+        for other in [
+            Process { coverage: 0.005, inuse_unknown: false, ..hidden.clone() },
+            Process { coverage: 0.5, ..hidden.clone() },
+            Process { missing: Vec::new(), ..hidden.clone() },
+        ] {
+            let mut profile = profile.clone();
+            profile.processes.push(other);
+            assert!(!is_counted_by_others(&profile), "{:?}", profile.processes);
+        }
+        profile.notes.clear();
+        assert!(!is_counted_by_others(&profile), "it has another reason");
+    }
 
     #[test]
     fn process_events_that_wait_for_more_delay_nothing_else_and_are_not_forgotten() {
@@ -413,5 +472,20 @@ mod tests {
         let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
         assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&minute)), Ok(1), "it has not ended");
         assert!(!witness.exists());
+    }
+
+    #[test]
+    fn a_loop_that_is_behind_does_not_wait_and_an_idle_one_sleeps() {
+        assert_eq!(pause(true, false, []), Duration::ZERO);
+        assert_eq!(pause(false, true, []), AWAKE_PAUSE);
+        assert_eq!(pause(false, false, []), SLEEP_PAUSE);
+    }
+
+    #[test]
+    fn the_nearest_deadline_shortens_the_pause_and_none_lengthens_it() {
+        let ms = Duration::from_millis;
+        assert_eq!(pause(false, false, [Some(ms(300)), None, Some(ms(20))]), ms(20));
+        assert_eq!(pause(false, true, [Some(ms(300))]), AWAKE_PAUSE);
+        assert_eq!(pause(false, false, [None, Some(Duration::ZERO)]), Duration::ZERO);
     }
 }

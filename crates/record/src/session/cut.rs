@@ -6,18 +6,110 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use heapbpf_heap::live::AfterCut;
+use heapbpf_heap::live::{AfterCut, LostBlocks};
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::priority::RaisedPriority;
 use heapbpf_kernel::totals::Counts;
+use heapbpf_profile::model::Unread;
 use heapbpf_remote::Maps;
 use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
 use super::errors::Step;
-use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
 use super::state::Session;
-use crate::intake::lives::End;
+use crate::intake::lives::{Census, End};
+use crate::intake::losses::LossLedger;
+
+/// Sampled blocks, by process.
+pub(super) type Blocks = HashMap<ProcessKey, LostBlocks>;
+
+/// A moment of the recording, and the figures at that moment.
+#[derive(Clone)]
+pub(super) struct Cut {
+    /// CLOCK_MONOTONIC. Everything up to this time has been taken in, and nothing after it.
+    pub(super) time_ns: u64,
+    /// Whether the counters could be read. If not, `counts` is empty and `total` is from earlier.
+    pub(super) has_counters: bool,
+    /// Counters at that moment. Each thread's were read within [`Counts::read_ns`], which starts at that moment.
+    pub(super) counts: Counts,
+    /// Sum of these counters and of those that have left the kernel.
+    pub(super) total: Counters,
+    /// Sampled allocations after the moment that the counters may include.
+    pub(super) slack: Blocks,
+    /// Sampled blocks that may have been in use at the moment and that no record reports.
+    pub(super) unseen: Blocks,
+    /// Records sent by the chosen moment that could not be read in time. If there are any, `time_ns` is an earlier
+    /// moment.
+    pub(super) unread: Option<Unread>,
+}
+
+/// A cut whose moment has been chosen, but may not have been reached.
+pub(super) struct BegunCut {
+    /// Records lost before the moment, over all processes.
+    pub(super) records_lost: u64,
+    /// Counters at the moment, and their sum.
+    pub(super) counts: Counts,
+    pub(super) total: Counters,
+    /// The live map after the moment, if records were lost.
+    pub(super) reading: Option<Reading>,
+    /// The processes that lived right before the moment, if an end may not have been reported.
+    pub(super) census: Option<Census>,
+    /// Position up to which the events ring has to be read.
+    pub(super) reserved: u64,
+}
+
+/// The kernel's live map as read after a cut's moment.
+pub(super) struct Reading {
+    /// Blocks from before the cut that were unknown when the scan found them.
+    pub(super) unknown: Vec<(LiveKey, LiveValue)>,
+    /// Counters before the cut, and after the map was read.
+    pub(super) before: Counts,
+    pub(super) after: Counts,
+    /// Samples found by a second scan of the map, if one was needed.
+    pub(super) put_back: HashSet<u64>,
+    /// Address ranges that are mapped, by address space, where unmappings were lost.
+    pub(super) mapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
+}
+
+/// State kept from cut to cut.
+#[derive(Default)]
+pub(super) struct Cuts {
+    /// How lost records may have changed figures.
+    pub(super) ledger: LossLedger,
+    /// The cut that nothing blocks on.
+    pub(super) waiting: Option<BegunCut>,
+    /// Sum of the counters as last read.
+    pub(super) last_total: Counters,
+    /// A census that belongs to no cut, until the records up to it have been taken in.
+    pub(super) census: Option<Census>,
+    /// Placeholder for the stacks of samples whose records were lost.
+    pub(super) lost_stack: Option<Arc<RawStack>>,
+}
+
+impl Reading {
+    /// Blocks and mappings, by process, whose free records were lost between the cut and the reading. Which ones they
+    /// were is unknown.
+    pub(super) fn frees_lost(&self) -> Blocks {
+        let mut lost = Blocks::new();
+        for (process, now) in &self.after.processes {
+            let then = self.before.processes.get(process).copied().unwrap_or_default();
+            let counts = |it: &Counters| [(it.unmaps_lost, it.unmaps_lost_bytes), (it.frees_lost, it.frees_lost_bytes)];
+            for (now, then) in counts(now).into_iter().zip(counts(&then)).filter(|(now, then)| now.0 > then.0) {
+                let blocks = LostBlocks { samples: now.0 - then.0, bytes: now.1.saturating_sub(then.1) };
+                lost.entry(*process).or_default().add(blocks);
+            }
+        }
+        lost
+    }
+}
+
+/// How many of the records that `total` counts could not be read in time.
+pub(super) fn unread(total: &Counters, taken_in: u64) -> Unread {
+    // A free may be counted as lost before it is counted as matched: a running thread's counters are not from a single
+    // moment.
+    let of = (total.submitted + total.frees_matched).saturating_sub(total.frees_lost);
+    Unread { records: of.saturating_sub(taken_in), of }
+}
 
 /// Longest time to read the rings up to a cut's moment. When it runs out, the cut is incomplete and the profile says
 /// so.
@@ -41,7 +133,7 @@ impl Session {
         let cut = self.cut(LONGEST_WAIT.min(left));
         let cut = self.errors.note(Step::Counters, cut, monotonic_ns());
         let result = cut.map(|cut| then(self, &cut));
-        self.recorder.end_cut();
+        self.recorder.join.queue.end_cut();
         result
     }
 
@@ -61,16 +153,16 @@ impl Session {
             pause *= 2;
         };
         let result = then(self, &cut);
-        self.recorder.end_cut();
+        self.recorder.join.queue.end_cut();
         result
     }
 
     /// A cut now, with the sum of the counters as last read.
     fn cut_without_counters(&mut self) -> Cut {
         let time_ns = monotonic_ns();
-        self.recorder.cut_at(time_ns);
+        self.recorder.join.queue.cut_at(time_ns);
         let counts = Counts { read_ns: (time_ns, time_ns), ..Counts::default() };
-        let records_lost = self.cuts.ledger.records_lost();
+        let records_lost = self.cuts.ledger.records_lost;
         let reserved = self.kernel.events.reserved_up_to();
         let begun =
             BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
@@ -94,7 +186,7 @@ impl Session {
     fn begin_cut(&mut self) -> anyhow::Result<BegunCut> {
         let begun = self.choose_moment();
         if begun.is_err() {
-            self.recorder.end_cut();
+            self.recorder.join.queue.end_cut();
         }
         begun
     }
@@ -102,14 +194,14 @@ impl Session {
     fn choose_moment(&mut self) -> anyhow::Result<BegunCut> {
         let records_lost = self.kernel.totals.records_lost()?;
         let is_lossy =
-            self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost() && self.may_try(Step::LiveMap);
+            self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost && self.may_try(Step::LiveMap);
         let census = if is_lossy || self.may_lack_ends() { self.read_census() } else { None };
         // Frees lost while the counters are read may come after the cut. Counters read before that bound their number.
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
         let time_ns = counts.read_ns.0;
         log::debug!("cut: counters read in {} µs", (counts.read_ns.1 - time_ns) / 1_000);
-        self.recorder.cut_at(time_ns);
+        self.recorder.join.queue.cut_at(time_ns);
         self.cuts.last_total = total;
         // Read at once, before more records are lost.
         let reading = before.and_then(|before| {
@@ -128,7 +220,7 @@ impl Session {
     /// Whether everything up to the cut has been taken in, as have all records that the reading of the live map relies
     /// on.
     fn has_reached(&self, begun: &BegunCut) -> bool {
-        self.recorder.is_at_cut() && self.kernel.events.read_up_to() >= begun.reserved
+        self.recorder.join.queue.is_at_cut() && self.kernel.events.read_up_to() >= begun.reserved
     }
 
     /// Completes a cut. `whole`: whether its moment was reached.
@@ -150,7 +242,7 @@ impl Session {
             self.settle_ends(&census);
         }
         let unread = (!whole).then(|| unread(&total, self.recorder.records_taken_in()));
-        let time_ns = if whole { time_ns } else { self.recorder.taken_in_up_to_ns() };
+        let time_ns = if whole { time_ns } else { self.recorder.join.queue.handed_out_up_to_ns() };
         let slack = self.recorder.allocations_beyond_cut(counted_ns);
         Cut { time_ns, has_counters: true, counts, total, slack, unseen, unread }
     }
@@ -250,7 +342,8 @@ impl Session {
             self.recorder.note_process(sample.key.process, sample.time_ns);
         }
         self.note_new_lives();
-        let mut after_cut = self.recorder.beyond_cut();
+        let beyond = self.recorder.join.queue.beyond();
+        let mut after_cut = AfterCut::of(beyond.map(|(_, record)| &record[..]));
         // A realloc in flight has taken its old block out of the map; the threads' state lists such blocks.
         after_cut.outside_map.extend(after.reallocated);
         after_cut.outside_map.extend(put_back);
@@ -297,9 +390,9 @@ impl Session {
             let Some(lost) = self.errors.note(Step::Losses, lost, monotonic_ns()) else { return };
             lost
         } else {
-            self.cuts.ledger.records_lost()
+            self.cuts.ledger.records_lost
         };
-        if lost == self.cuts.ledger.records_lost() {
+        if lost == self.cuts.ledger.records_lost {
             // Every block in the live map is known; only late records may still mention address spaces that have ended.
             self.lives.forget(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS));
             return;
@@ -314,10 +407,56 @@ impl Session {
         if let Some(begun) = self.cuts.waiting.take() {
             if self.has_reached(&begun) {
                 self.complete(begun, true);
-                self.recorder.end_cut();
+                self.recorder.join.queue.end_cut();
             } else {
                 self.cuts.waiting = Some(begun);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    fn counts(counters: &[(u32, u64, u64)]) -> Counts {
+        let processes = counters.iter().map(|(tgid, frees_lost, frees_lost_bytes)| {
+            let counters =
+                Counters { frees_lost: *frees_lost, frees_lost_bytes: *frees_lost_bytes, ..Counters::default() };
+            (key(*tgid), counters)
+        });
+        Counts { processes: processes.collect(), ..Counts::default() }
+    }
+
+    #[test]
+    fn frees_lost_during_the_reading_are_those_counted_since() {
+        let reading = Reading {
+            unknown: Vec::new(),
+            before: counts(&[(1, 3, 300), (2, 5, 50)]),
+            after: counts(&[(1, 7, 340), (2, 5, 50), (3, 2, 9)]),
+            put_back: HashSet::new(),
+            mapped: HashMap::new(),
+        };
+        let lost = reading.frees_lost();
+        assert_eq!(lost.len(), 2);
+        assert_eq!((lost[&key(1)].samples, lost[&key(1)].bytes), (4, 40));
+        assert_eq!((lost[&key(3)].samples, lost[&key(3)].bytes), (2, 9));
+    }
+
+    #[test]
+    fn unread_records_are_those_sent_and_not_taken_in() {
+        let total = Counters { submitted: 10, frees_matched: 6, frees_lost: 1, ..Counters::default() };
+        let unread_of = |taken_in| {
+            let Unread { records, of } = unread(&total, taken_in);
+            (records, of)
+        };
+        assert_eq!(unread_of(12), (3, 15));
+        assert_eq!(unread_of(16), (0, 15), "some may have been sent since");
+        let torn = Counters { frees_lost: 1, ..Counters::default() };
+        assert_eq!(unread(&torn, 0).of, 0, "the loss was counted, and the free not yet");
     }
 }

@@ -1,4 +1,6 @@
 //! Ends of lives: what the session does when a process ends or executes another program, whichever channel reports it.
+//! Also keeps the exited processes whose counts have not been folded in yet, or whose rows have not been moved to the
+//! overflow bucket yet.
 
 use std::collections::HashSet;
 
@@ -11,6 +13,7 @@ use sampler_ebpf::abi::{LivingThread, ProcessKey};
 use super::errors::Step;
 use super::state::Session;
 use crate::intake::lives::{Census, End};
+use crate::intake::losses::EndedCounts;
 
 /// Time within which the record of an end follows the host's event.
 const RECORD_FOLLOWS_NS: u64 = 1_000_000_000;
@@ -67,7 +70,7 @@ impl Session {
                 }
             } else if self.lives.end(process, End::Exit, now_ns) {
                 self.exited(process, now_ns);
-                self.attaching.forget_programs(process.tgid);
+                self.attaching.executed.last.remove(&process.tgid);
             }
         }
     }
@@ -77,7 +80,7 @@ impl Session {
         if self.cuts.census.is_some() || self.cuts.waiting.is_some() {
             return;
         }
-        let up_to_ns = self.recorder.taken_in_up_to_ns().min(now_ns.saturating_sub(RECORD_FOLLOWS_NS));
+        let up_to_ns = self.recorder.join.queue.handed_out_up_to_ns().min(now_ns.saturating_sub(RECORD_FOLLOWS_NS));
         let events_lost = self.process_events_lost();
         if self.lives.needs_census(up_to_ns, events_lost) {
             self.cuts.census = self.read_census();
@@ -119,7 +122,7 @@ impl Session {
 
     /// Settles a census that belongs to no cut, once everything up to it has been taken in.
     pub(super) fn settle_waiting_census(&mut self) {
-        let up_to_ns = self.recorder.taken_in_up_to_ns();
+        let up_to_ns = self.recorder.join.queue.handed_out_up_to_ns();
         if let Some(census) = self.cuts.census.take_if(|census| census.time_ns <= up_to_ns) {
             self.settle_ends(&census);
         }
@@ -140,5 +143,105 @@ impl Session {
         let counters = &mut self.recorder.counters;
         counters.blocks_of_ended += before.saturating_sub(self.recorder.heap.estimated().live_samples);
         counters.ends_found = self.lives.found();
+    }
+}
+
+/// Maximum number of exited processes without samples that have a line of their own in the profile; the others share
+/// one.
+const MOST_UNSAMPLED_LINES: usize = 4096;
+
+/// The line of the profile that the counts of an exited process go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// A line that it already has: from its samples, or from counts folded in before.
+    Known,
+    /// A line of its own.
+    New,
+    /// The line that many processes share.
+    Shared,
+}
+
+/// Exited processes.
+#[derive(Default)]
+pub(super) struct ExitedProcesses {
+    /// Processes whose counts have not been folded in yet, and when their end was reported (CLOCK_MONOTONIC).
+    uncounted: Vec<(ProcessKey, u64)>,
+    /// Counts that have been folded in.
+    pub(super) counts: EndedCounts,
+    /// Processes whose rows are still to be moved to the overflow bucket.
+    pub(super) retiring: HashSet<ProcessKey>,
+}
+
+impl ExitedProcesses {
+    /// Notes that a process, or its generation before an exec, ended. `now_ns`: when that was reported.
+    pub(super) fn note(&mut self, process: ProcessKey, now_ns: u64) {
+        self.uncounted.push((process, now_ns));
+    }
+
+    /// Takes the processes whose counts are due: those whose end was reported by `before_ns`.
+    pub(super) fn take_due(&mut self, before_ns: u64) -> Vec<ProcessKey> {
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.uncounted).into_iter().partition(|(_, at_ns)| *at_ns <= before_ns);
+        self.uncounted = later;
+        due.into_iter().map(|(process, _)| process).collect()
+    }
+
+    /// Puts processes back whose counts could not be taken: they are due at once.
+    pub(super) fn put_back(&mut self, processes: impl IntoIterator<Item = ProcessKey>) {
+        self.uncounted.extend(processes.into_iter().map(|process| (process, 0)));
+    }
+
+    /// The line that a process's counts go to. `sampled`: it had samples; `keeps_running`: lines of exited processes do
+    /// not stay.
+    pub(super) fn line_of(&self, process: &ProcessKey, sampled: bool, keeps_running: bool) -> Line {
+        if sampled || self.counts.get(process).is_some() {
+            Line::Known
+        } else if keeps_running || self.counts.lines() < MOST_UNSAMPLED_LINES {
+            Line::New
+        } else {
+            Line::Shared
+        }
+    }
+
+    /// Releases the memory that many short-lived processes took up.
+    pub(super) fn shrink(&mut self) {
+        self.uncounted.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler_ebpf::abi::Counters;
+
+    use super::*;
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    #[test]
+    fn counts_are_due_some_time_after_the_end_was_heard_of() {
+        let mut exited = ExitedProcesses::default();
+        exited.note(key(1), 100);
+        exited.note(key(2), 200);
+        assert!(exited.take_due(99).is_empty());
+        assert_eq!(exited.take_due(100), [key(1)]);
+        assert_eq!(exited.take_due(500), [key(2)]);
+        assert!(exited.take_due(500).is_empty(), "each once");
+    }
+
+    #[test]
+    fn a_storm_of_processes_without_samples_shares_a_line() {
+        let mut exited = ExitedProcesses::default();
+        let called = Counters { calls: 1, unsampled: 1, ..Counters::default() };
+        assert_eq!(exited.line_of(&key(1), false, false), Line::New);
+        for tgid in 0..MOST_UNSAMPLED_LINES as u32 {
+            exited.counts.add(key(tgid), &called);
+        }
+        let new = key(1 << 20);
+        assert_eq!(exited.line_of(&new, false, false), Line::Shared);
+        assert_eq!(exited.line_of(&new, true, false), Line::Known, "samples have a line in any case");
+        assert_eq!(exited.line_of(&key(0), false, false), Line::Known, "its last threads");
+        assert_eq!(exited.line_of(&new, false, true), Line::New, "in a service lines do not stay");
     }
 }

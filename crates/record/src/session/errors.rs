@@ -1,6 +1,7 @@
 //! Errors of a running recording: counted, reported once, and retried after growing pauses. None of them ends the
 //! recording at once.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ const FIRST_PAUSE_NS: u64 = 50_000_000;
 const LONGEST_PAUSE_NS: u64 = 5_000_000_000;
 
 /// What a running recording does repeatedly, and what may fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// Read the counters of all threads and processes.
     Counters,
@@ -38,21 +39,6 @@ pub(super) enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 12] = [
-        Self::Counters,
-        Self::Losses,
-        Self::LiveMap,
-        Self::Sleep,
-        Self::Interval,
-        Self::Classes,
-        Self::Ended,
-        Self::Host,
-        Self::Wake,
-        Self::Targets,
-        Self::Census,
-        Self::Rings,
-    ];
-
     /// What failed, and what it means for the user.
     const fn description(self) -> (&'static str, &'static str) {
         match self {
@@ -83,19 +69,19 @@ struct State {
     last: String,
 }
 
-/// The errors of a recording.
+/// The errors of a recording, by the step that failed.
 #[derive(Debug, Default)]
-pub(super) struct Errors([State; Step::ALL.len()]);
+pub(super) struct Errors(BTreeMap<Step, State>);
 
 impl Errors {
     /// Whether a step may be tried now: it did not fail, or its pause is over.
     pub(super) fn may_try(&self, step: Step, now_ns: u64) -> bool {
-        now_ns >= self.0[step as usize].not_before_ns
+        self.0.get(&step).is_none_or(|state| now_ns >= state.not_before_ns)
     }
 
     /// Notes the outcome of a step. Returns its value if it worked.
     pub(super) fn note<T, E: Display>(&mut self, step: Step, outcome: Result<T, E>, now_ns: u64) -> Option<T> {
-        let state = &mut self.0[step as usize];
+        let state = self.0.entry(step).or_default();
         let (what, meanwhile) = step.description();
         match outcome {
             Ok(value) => {
@@ -123,28 +109,29 @@ impl Errors {
 
     /// Time until a step may be tried again.
     pub(super) fn until_retry(&self, step: Step, now_ns: u64) -> Duration {
-        Duration::from_nanos(self.0[step as usize].not_before_ns.saturating_sub(now_ns))
+        let not_before_ns = self.0.get(&step).map_or(0, |state| state.not_before_ns);
+        Duration::from_nanos(not_before_ns.saturating_sub(now_ns))
     }
 
     /// For how long a step has failed every time.
     pub(super) fn failing_for(&self, step: Step, now_ns: u64) -> Duration {
-        let since_ns = self.0[step as usize].failing_since_ns;
+        let since_ns = self.0.get(&step).and_then(|state| state.failing_since_ns);
         since_ns.map_or(Duration::ZERO, |since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)))
     }
 
     /// The last error of a step.
     pub(super) fn last(&self, step: Step) -> &str {
-        &self.0[step as usize].last
+        self.0.get(&step).map_or("", |state| state.last.as_str())
     }
 
     /// How many errors there were.
     pub(super) fn count(&self) -> u64 {
-        self.0.iter().map(|state| state.count).sum()
+        self.0.values().map(|state| state.count).sum()
     }
 
     /// For the profile: what failed, how often, and the last reason.
     pub(super) fn notes(&self) -> impl Iterator<Item = String> {
-        let failed = Step::ALL.into_iter().zip(&self.0).filter(|(_, state)| state.count > 0);
+        let failed = self.0.iter().filter(|(_, state)| state.count > 0);
         failed.map(|(step, State { count, last, .. })| {
             let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
             format!("{} failed {times} and was retried ({last})", step.description().0)
@@ -195,12 +182,5 @@ mod tests {
                 "telling the BPF programs when to wake heapbpf failed once and was retried (out of memory)",
             ]
         );
-    }
-
-    #[test]
-    fn each_step_has_its_own_place() {
-        for (index, step) in Step::ALL.into_iter().enumerate() {
-            assert_eq!(step as usize, index);
-        }
     }
 }

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use heapbpf_attach::inline::InlineHooks;
+use heapbpf_profile::units::count;
 
-use super::moment::Cut;
-use super::snapshots::SnapshotContents;
+use super::cut::Cut;
 use super::state::Session;
-use crate::outputs::status_line::Finishing;
-use crate::profiles::snapshot::Snapshot;
+use crate::profiles::snapshot::{Detail, Snapshot};
 use crate::profiles::worker::FinishedProfile;
 
 /// Time between two progress reports of symbolization.
@@ -25,8 +24,12 @@ impl Session {
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
-    pub(super) fn finish(&mut self, mut report: impl FnMut(Finishing)) -> anyhow::Result<FinishedProfile> {
+    pub(super) fn finish(&mut self, mut report: impl FnMut(String)) -> anyhow::Result<FinishedProfile> {
         let begun = Instant::now();
+        if self.unmatched().is_some() {
+            // One may have begun since the last turn, and ended.
+            self.recorder.poll(&mut self.host);
+        }
         // Hooks of others may have arrived since the last check.
         self.attaching.look_at_others_hooks(u64::MAX);
         self.attaching.log_refusals();
@@ -42,8 +45,8 @@ impl Session {
             }
             (cut.clone(), session.make_last(cut, begun, Some(unhooked)))
         });
-        self.schedule.last_moments_are_over();
-        report(Finishing::RemovingProbes);
+        self.schedule.last_moments = None;
+        report("removing probes".into());
         self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
         self.attaching.release_links();
         self.attaching.detours.release_all();
@@ -60,25 +63,21 @@ impl Session {
 
     /// Requests the profile of the last cut. `unhooked`: closes when the hooks have been removed.
     fn make_last(&mut self, cut: &Cut, begun: Instant, unhooked: Option<Receiver<()>>) -> Receiver<FinishedProfile> {
-        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, SnapshotContents::lifetimes(), true, begun) };
+        let snapshot = Snapshot { unhooked, ..self.snapshot_of(cut, Detail::Lifetimes, &[], false, true, begun) };
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made
     }
 
     /// Waits for the last profile; `None` if making it failed.
-    fn last_made(
-        &self,
-        made: &Receiver<FinishedProfile>,
-        report: &mut impl FnMut(Finishing),
-    ) -> Option<FinishedProfile> {
+    fn last_made(&self, made: &Receiver<FinishedProfile>, report: &mut impl FnMut(String)) -> Option<FinishedProfile> {
         loop {
             match made.recv_timeout(REPORT_EVERY) {
                 Ok(made) => return Some(made),
                 Err(RecvTimeoutError::Timeout) => {
                     let (done, of) = self.worker.progress();
-                    let names = Finishing::Symbolization(done, of);
-                    report(self.worker.download().map_or(names, Finishing::Download));
+                    let names = || format!("finding names: {} of {} places", count(done as f64), count(of as f64));
+                    report(self.worker.download().map_or_else(names, |download| download.to_string()));
                 }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }

@@ -10,9 +10,9 @@ use heapbpf_host::resident;
 use heapbpf_kernel::totals::{self, Counts};
 use sampler_ebpf::abi::ProcessKey;
 
+use super::cut::Blocks;
+use super::ends::Line;
 use super::errors::Step;
-use super::exited::Line;
-use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
 use crate::profiles::describe::SHARED_LINE;
 use crate::profiles::snapshot::Measured;
@@ -67,7 +67,7 @@ impl Session {
         self.reconcile_if_lossy();
         let followed = self.recorder.host_error.take().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);
-        let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
+        let keep_ns = if self.recorder.behind { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
         self.housekeeping.forgotten.0 +=
             self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.find_unreported_ends(now, &self.host);
@@ -134,7 +134,7 @@ impl Session {
     fn forget_modules(&mut self) {
         let (processes, modules) = self.host.split();
         let holds_deleted = modules.deleted_bytes() > MOST_DELETED_BYTES;
-        if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 && !holds_deleted {
+        if modules.count() < self.housekeeping.modules + KEPT_UNMAPPED / 2 && !holds_deleted {
             return;
         }
         let running = processes.iter().filter(|it| it.until_ns.is_none());

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use heapbpf_host::Host;
-use heapbpf_host::clock::monotonic_ns;
-use heapbpf_host::process::Target;
+use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_kernel::inline;
 use heapbpf_kernel::totals::Counts;
 use sampler_ebpf::abi::Counters;
@@ -13,13 +12,32 @@ use sampler_ebpf::constants::draw_constants;
 use super::errors::Step;
 use super::state::Session;
 use crate::attaching::probes::Attaching;
-use crate::budget::controller::{Action, usage};
-use crate::budget::overhead::Overhead;
-use crate::budget::slowed::{CheckedTarget, Slowed};
+use crate::budget::controller::{Action, OverheadController, usage};
+use crate::budget::slowed::{CheckedTarget, Slowed, SlowedTargets};
+use crate::budget::spent::Spent;
 use crate::cost::budget::{MeanCosts, ProbeCosts, Use};
-use crate::cost::cpu_time;
+use crate::cost::cpu_time::{self, CpuTime};
 use crate::cost::measure::Measured;
 use crate::plan::Hook;
+
+/// State of the overhead control of a recording.
+pub(super) struct Overhead {
+    /// The controller that decides.
+    pub(super) controller: OverheadController,
+    /// Time that probes have taken so far.
+    pub(super) spent: Spent,
+    /// CPU time of the targets.
+    pub(super) cpu_time: CpuTime,
+    /// Targets that probes slow down. Under a budget, their own links are detached.
+    pub(super) slowed: SlowedTargets,
+}
+
+impl Overhead {
+    /// Creates the state of a recording; nothing is known yet.
+    pub(super) fn new(controller: OverheadController) -> Self {
+        Self { controller, spent: Spent::default(), cpu_time: CpuTime::begin(), slowed: SlowedTargets::default() }
+    }
+}
 
 impl Session {
     /// Starts the recording. Its probes are in place.
@@ -27,7 +45,7 @@ impl Session {
         let cpu_seconds = self.cpu_seconds(std::iter::empty());
         self.schedule.restart(self.plan.duration);
         if let Some(last_ns) = self.schedule.last_hooking_ns() {
-            self.attaching.set_end(last_ns);
+            self.attaching.until_ns = last_ns;
         }
         self.overhead.controller.begin(cpu_seconds, self.schedule.started_ns);
         // A command's own exec is awaited elsewhere.
@@ -63,7 +81,7 @@ impl Session {
     /// Whether the controller can do without the calls that targets count themselves: their samples are all that costs.
     /// If the kernel does not read these calls at the end of a target, they must be read all the time.
     fn may_check_without_calls(&self, now: u64) -> bool {
-        let are_inline = self.attaching.inline.is_some() && !self.attaching.have_own_links();
+        let are_inline = self.attaching.inline.is_some() && self.attaching.own.is_empty();
         let are_read = || inline::are_read(&self.attaching.programs.lifecycle.inline_ends);
         are_inline && !self.overhead.controller.needs_calls(now) && are_read()
     }
@@ -121,6 +139,7 @@ impl Session {
         if self.overhead.controller.costs().is_none() {
             return;
         }
+        let cpu_before = thread_cpu_time();
         let counted = self.counts();
         let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
         self.learn_costs(&counts, &total);
@@ -129,7 +148,7 @@ impl Session {
         let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
         let budget = self.plan.budget;
         let targets = counts.processes.iter().filter_map(|(process, counters)| {
-            if budget.is_some() && !attaching.has_own_links(process.tgid) {
+            if budget.is_some() && !attaching.own.contains(&process.tgid) {
                 return None;
             }
             let cpu_seconds = cpu_time::of_process(process.tgid)?;
@@ -142,7 +161,7 @@ impl Session {
         let about_inline = |pid, used: &Use, costs: &ProbeCosts| match attaching.standing.why_not(pid) {
             Some(why) => Some(format!("it is not counted from inside: {why}")),
             None => {
-                let advice = controller.advice().filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
+                let advice = controller.advice.filter(|_| attaching.could_be_hooked_inline(&self.host, pid));
                 advice.map(|advice| advice.text(used, costs))
             }
         };
@@ -162,15 +181,18 @@ impl Session {
                 self.drop_untracked_heaps();
             }
         }
-        self.overhead.slowed.looked(begun, monotonic_ns());
+        self.overhead.slowed.looked(thread_cpu_time().saturating_sub(cpu_before), monotonic_ns());
     }
 
     /// CLOCK_MONOTONIC of the next check for slowed targets. `None` if none is needed: the budget is kept for all
     /// targets together, or the user chose to record a whole host without one.
     fn next_look_for_slowed(&self) -> Option<u64> {
-        let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
         let has_budget = self.plan.budget.is_some();
-        let needed = if has_budget { self.attaching.takes_in() && self.attaching.have_own_links() } else { !is_host };
+        let needed = if has_budget {
+            self.attaching.takes_in() && !self.attaching.own.is_empty()
+        } else {
+            !self.plan.targets.are_all()
+        };
         self.overhead.slowed.next_ns(has_budget).filter(|_| needed && self.overhead.controller.costs().is_some())
     }
 
@@ -191,7 +213,7 @@ impl Session {
 
     /// CPU time of the targets in seconds, including the processes in `counted`.
     fn cpu_seconds(&mut self, counted: impl Iterator<Item = u32>) -> f64 {
-        if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
+        if self.plan.targets.are_all() {
             return cpu_time::of_host();
         }
         let targets = self.attaching.targets.named_alive.iter().copied();
@@ -215,7 +237,7 @@ impl Session {
         // For processes that have ended, it is no longer known which files they mapped.
         let kinds = |frees| self.attaching.hooks.kinds(frees).collect::<Vec<_>>();
         let costs = mean.mean(&measured.costs_on(&kinds(false), &kinds(true)));
-        controller.set_costs(costs);
+        controller.costs = Some(costs);
         spent.note(total, &costs);
     }
 }

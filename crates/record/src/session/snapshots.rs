@@ -1,26 +1,31 @@
 //! Snapshots of a running recording, for clients and for numbered files, and its current status.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::processes::GenerationId;
+use heapbpf_kernel::mappings::MappingProbes;
 use heapbpf_kernel::totals;
 use heapbpf_profile::model::Process;
-use sampler_ebpf::abi::{Counters, ProcessKey};
+use sampler_ebpf::abi::{Counters, LivingThread, ProcessKey};
 
+use super::cut::Cut;
 use super::errors::Step;
-use super::moment::Cut;
 use super::state::Session;
+use crate::attaching::runtimes::GoProcess;
 use crate::budget::activity::CpuTime;
 use crate::intake::counters::DaemonCounters;
 use crate::outputs::files::SnapshotFiles;
-use crate::outputs::status::Status;
+use crate::outputs::status_line::Status;
 use crate::profiles::accounting::{self, Missing, Remedies};
 use crate::profiles::capture::Parts;
 use crate::profiles::requests::{Request, Unanswered};
-use crate::profiles::snapshot::{Content, Detail, Measured, Snapshot};
-use crate::stats::{HookedProcess, Stats};
+use crate::profiles::snapshot::{Content, Detail, GoTarget, Measured, Snapshot};
+use crate::stats::Stats;
 
 /// The note of a profile whose counters could not be read.
 const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
@@ -28,35 +33,19 @@ const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the e
 
 /// The note of a profile with processes whose frees are, or last were, hidden by inline hooks of another heapbpf.
 const HIDDEN_IN_USE: &str =
-    "memory in use is unknown for processes that another recording hooks inline: their frees are not seen";
+    "memory in use is unknown for processes that another recording counts: their frees are not recorded";
 
 /// Number of blocks, of all processes together, whose place in memory is read: for a profile that is requested again
 /// and again, and for any other.
 const BLOCKS_OF_A_REFRESH: usize = 4096;
 const BLOCKS_OF_A_FILE: usize = 32_768;
 
-/// What a snapshot should contain.
-#[derive(Clone, Copy)]
-pub(super) struct SnapshotContents<'a> {
-    detail: Detail,
-    /// Moments that divide the blocks in use by age, as times since the start.
-    marks: &'a [Duration],
-    /// See [`Often`](crate::profiles::snapshot::Often).
-    often: bool,
-}
-
-impl SnapshotContents<'_> {
-    /// Everything in a profile for a file.
-    pub(super) const fn lifetimes() -> Self {
-        Self { detail: Detail::Lifetimes, marks: &[], often: false }
-    }
-}
-
 impl Session {
     /// Takes a snapshot as of now, if that is possible at this time.
-    fn snapshot(&mut self, wanted: SnapshotContents<'_>) -> Option<Snapshot> {
+    fn snapshot(&mut self, detail: Detail, marks: &[Duration], often: bool) -> Option<Snapshot> {
         let (begun, cpu_before) = (Instant::now(), thread_cpu_time());
-        let mut snapshot = self.with_cut(|session, cut| session.snapshot_of(cut, wanted, false, begun))?;
+        let mut snapshot =
+            self.with_cut(|session, cut| session.snapshot_of(cut, detail, marks, often, false, begun))?;
         snapshot.cpu = thread_cpu_time().saturating_sub(cpu_before);
         Some(snapshot)
     }
@@ -64,7 +53,8 @@ impl Session {
     /// Processes that have a line for the program that they run. Programs that are over and have no line may have been
     /// missed.
     fn seen(&mut self, with_lines: &[ProcessKey], last: bool) -> HashSet<u32> {
-        for program in if last { self.attaching.doubtful_programs() } else { Vec::new() } {
+        let doubtful = &self.attaching.executed.doubtful;
+        for program in if last { Vec::from_iter(doubtful.iter().copied()) } else { Vec::new() } {
             let comm = self.descriptions.comm(program);
             self.attaching.program_was_counted(program, with_lines.contains(&program), comm);
         }
@@ -72,26 +62,28 @@ impl Session {
         current.map(|key| key.tgid).collect()
     }
 
-    /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
+    /// Takes the snapshot of a cut. `marks`: moments that divide the blocks in use by age, as times since the start;
+    /// `often`: see [`Often`](crate::profiles::snapshot::Often); `last`: the recording ends with it; `begun`: when the
+    /// cut was begun.
     pub(super) fn snapshot_of(
         &mut self,
         cut: &Cut,
-        wanted: SnapshotContents<'_>,
+        detail: Detail,
+        marks: &[Duration],
+        often: bool,
         last: bool,
         begun: Instant,
     ) -> Snapshot {
-        let SnapshotContents { detail, marks, often } = wanted;
-        if !often {
-            self.note_activity();
-        }
+        let threads = if often { None } else { self.note_activity() };
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
+        let mappings = self.attaching.hooks.mappings.as_ref();
         let daemon = DaemonCounters {
             errors: self.errors.count(),
-            inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
-            modules: self.host.modules().len() as u64,
-            modules_open: self.host.modules().open_files() as u64,
+            inline_incomplete: self.attaching.inline.as_ref().map_or(0, |inline| inline.counted.incomplete()),
+            modules: self.host.modules().count() as u64,
+            modules_open: self.host.modules().open_files as u64,
             lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
-            mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
+            mapping_calls_skipped: mappings.map_or(Ok(0), MappingProbes::runs_skipped).unwrap_or_default(),
             waited_ns: self.attaching.inline.as_ref().and_then(InlineHooks::waited_ns).unwrap_or_default(),
             ..self.recorder.daemon_counters()
         };
@@ -102,8 +94,8 @@ impl Session {
         let stats = self.stats(&total, missing, &daemon, cpu);
         let go = self.go_targets();
         // For some of them nothing was observed; their lines say why, and show their memory.
-        let mut also = self.silent_targets();
-        also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
+        let mut also = self.silent_targets(threads);
+        also.extend(self.attaching.inline.iter().flat_map(|inline| inline.counted.distrusted_now()));
         also.extend(go.iter().map(|target| target.process));
         let started_ns = self.schedule.started_ns;
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
@@ -120,7 +112,6 @@ impl Session {
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
         self.add_tracked_since(&keys, &mut processes);
-        let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen = self.seen(&keys, last);
         let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
         let silence = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow, &measured);
@@ -128,6 +119,7 @@ impl Session {
         let mut notes: Vec<String> = if is_open { silence().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(cut, &total, &daemon, &seen));
         notes.extend(self.unmatched().into_iter().chain(cpu_remark.flatten()));
+        notes.extend(accounting::waits(daemon.waited_ns, stats.targets_cpu_seconds));
         notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
         notes.extend(accounting::early_objects(&processes).into_iter().chain(accounting::announcements(&processes)));
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
@@ -141,7 +133,7 @@ impl Session {
         Snapshot {
             detail,
             marks: marks.to_vec(),
-            live: controller.tracks_frees(),
+            live: controller.tracking.frees,
             started: schedule.started,
             duration: Duration::from_nanos(cut.time_ns.saturating_sub(schedule.started_ns)),
             growth_over,
@@ -163,8 +155,8 @@ impl Session {
         }
     }
 
-    /// Targets in which nothing was counted. Their memory is to be measured as well; `first` is the number of the first
-    /// of them.
+    /// Targets in which nothing was counted. The memory of those that run is to be measured as well; `first` is the
+    /// number of the first of them.
     fn idle(&mut self, counted: &HashSet<u32>, first: usize, measured: &mut Vec<Measured>) -> Vec<Process> {
         let idle = self.attaching.idle_targets(&mut self.host, counted);
         measured.extend(idle.iter().zip(first..).map(|((process, start_ns, began_ns), number)| Measured {
@@ -174,7 +166,8 @@ impl Session {
             share: 1.0,
             at_attach: self.attaching.targets.at_attach(process.pid).of_program(*began_ns),
         }));
-        idle.into_iter().map(|(process, ..)| process).collect()
+        let ended = self.attaching.without_allocator.iter().filter(|process| !counted.contains(&process.pid)).cloned();
+        idle.into_iter().map(|(process, ..)| process).chain(ended).collect()
     }
 
     /// The message that no process has been a target so far, if that is so.
@@ -192,8 +185,9 @@ impl Session {
     }
 
     /// Running targets that are listed even if they have not allocated: those that the user named, those that are
-    /// hooked one by one, and those that another recording had hooked inline for a while.
-    fn silent_targets(&mut self) -> Vec<ProcessKey> {
+    /// hooked one by one, and those that another recording had hooked inline for a while. `threads`: all of the host,
+    /// if they have just been read.
+    fn silent_targets(&mut self, threads: Option<Vec<LivingThread>>) -> Vec<ProcessKey> {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
             silent.extend(&self.attaching.targets.named_alive);
@@ -203,10 +197,13 @@ impl Session {
         if silent.is_empty() {
             return Vec::new();
         }
-        let living = totals::living(&self.attaching.programs).unwrap_or_else(|error| {
-            log::info!("processes that did not allocate are not listed: {error}");
-            Vec::new()
-        });
+        let living: Vec<ProcessKey> = match threads {
+            Some(threads) => threads.into_iter().map(|thread| thread.process).collect(),
+            None => totals::living(&self.attaching.programs).unwrap_or_else(|error| {
+                log::info!("processes that did not allocate are not listed: {error}");
+                Vec::new()
+            }),
+        };
         living.into_iter().filter(|process| silent.contains(&process.tgid)).collect()
     }
 
@@ -219,23 +216,23 @@ impl Session {
         }
     }
 
-    /// The accounting. `cpu`: CPU time of the targets, if it is known.
+    /// The accounting, without what is known once the profile is made. `cpu`: CPU time of the targets, if it is known.
     fn stats(&self, total: &Counters, missing: Missing, daemon: &DaemonCounters, cpu: Option<CpuTime>) -> Stats {
         let estimated = self.recorder.heap.estimated().alloc_bytes;
         let audits = self.attaching.hooks.audit();
         let controller = &self.overhead.controller;
-        let probe_seconds = controller.costs().map(|_| self.overhead.spent.seconds());
+        let probe_seconds = controller.costs().map(|_| self.overhead.spent.seconds);
         Stats {
             probe_costs: controller.measured().cloned(),
             targets_cpu_seconds: cpu.map(CpuTime::seconds),
-            ..accounting::stats(total, missing, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
+            ..accounting::stats(total, missing, daemon, estimated, probe_seconds, &audits)
         }
     }
 
     /// Notes for the user beside the figures. `seen`: processes with a line in the profile.
     fn notes(&self, cut: &Cut, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
         let inline = self.attaching.inline.as_ref();
-        let sets_full = inline.map(|inline| inline.sets_full(&cut.counts)).unwrap_or_default();
+        let sets_full = inline.map(|inline| inline.counted.sets_full(&cut.counts)).unwrap_or_default();
         let can_wait = inline.is_some() && !self.plan.kernel.lossless;
         let remedies = Remedies { sampling: &self.plan.sampling, can_wait, sets_full: &sets_full };
         let mut notes = accounting::remarks(total, daemon, &remedies);
@@ -244,8 +241,8 @@ impl Session {
         notes.extend(self.recorder.pythons.notes());
         notes.extend(self.recorder.javas.notes());
         notes.extend(self.plan.sampling.note());
-        notes.extend(self.overhead.controller.notes().iter().cloned());
-        notes.extend(self.overhead.slowed.notes().iter().cloned());
+        notes.extend(self.overhead.controller.notes.iter().cloned());
+        notes.extend(self.overhead.slowed.notes.iter().cloned());
         notes.extend(self.errors.notes());
         notes
     }
@@ -263,7 +260,7 @@ impl Session {
             return;
         }
         let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
-        if let Some(snapshot) = self.snapshot(SnapshotContents { detail, marks: &marks, often })
+        if let Some(snapshot) = self.snapshot(detail, &marks, often)
             && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
         {
             self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(Ok(made))));
@@ -276,7 +273,7 @@ impl Session {
             return;
         }
         let Some((turn, why)) = files.next() else { return };
-        let Some(mut snapshot) = self.snapshot(SnapshotContents::lifetimes()) else { return files.put_back(turn, why) };
+        let Some(mut snapshot) = self.snapshot(Detail::Lifetimes, &[], false) else { return files.put_back(turn, why) };
         log::info!("a snapshot, taken {why}");
         snapshot.notes.push(format!("a snapshot, taken {why}"));
         self.worker.make(snapshot, move |made| {
@@ -284,6 +281,67 @@ impl Session {
                 log::warn!("a snapshot was not written: {error}");
             }
         });
+    }
+
+    /// The status of the recording; the sample rate and the losses are not filled in.
+    pub(super) fn status(&self, elapsed: Duration) -> Status {
+        let estimated = self.recorder.heap.estimated();
+        let controller = &self.overhead.controller;
+        Status {
+            elapsed,
+            duration: self.plan.duration,
+            samples: estimated.samples,
+            processes: self.recorder.processes.len(),
+            inuse_bytes: controller.tracking.frees.then_some(estimated.inuse_bytes),
+            inuse_is_partial: self.recorder.heap.tracks_some_again(),
+            alloc_bytes: estimated.alloc_bytes,
+            overhead: controller.share(),
+            ..Status::default()
+        }
+    }
+
+    /// Hits and samples that were lost. This is slow: it reads the state of every thread of the host.
+    pub(super) fn lost(&self) -> u64 {
+        let counted = self.kernel_counts();
+        counted.map_or(0, |(_, total)| total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state)
+    }
+
+    /// The Go programs whose heaps belong in a snapshot that is taken now.
+    pub(super) fn go_targets(&mut self) -> Vec<GoTarget> {
+        if !self.plan.sampling.live {
+            return Vec::new();
+        }
+        let processes = self.attaching.go_targets(&mut self.host);
+        self.forget_go(&processes.iter().map(|process| process.generation).collect());
+        if processes.iter().any(|process| !self.go.contains_key(&process.generation)) {
+            let living = totals::living(&self.attaching.programs).unwrap_or_else(|error| {
+                log::info!("Go programs are not read: {error}");
+                Vec::new()
+            });
+            let key_of: HashMap<u32, ProcessKey> = living.into_iter().map(|process| (process.tgid, process)).collect();
+            for process in &processes {
+                if let Some(key) = key_of.get(&process.generation.pid) {
+                    self.go.entry(process.generation).or_insert(*key);
+                }
+            }
+        }
+        let target = |process: GoProcess| {
+            let key = *self.go.get(&process.generation)?;
+            let memory = File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new);
+            Some(GoTarget { process: key, program: process.program, mapping: process.mapping, memory })
+        };
+        processes.into_iter().filter_map(target).collect()
+    }
+
+    /// Forgets Go programs that no longer run. Those without samples are known only from here.
+    fn forget_go(&mut self, running: &HashSet<GenerationId>) {
+        let ended: Vec<ProcessKey> =
+            self.go.extract_if(|generation, _| !running.contains(generation)).map(|(_, key)| key).collect();
+        for key in ended {
+            if !self.recorder.processes.contains_key(&key) && self.exited.counts.get(&key).is_none() {
+                self.descriptions.forget_one(key);
+            }
+        }
     }
 }
 
@@ -295,35 +353,6 @@ fn without_calls_under_way(total: Counters) -> Counters {
         lost_in_flight: 0,
         lost_undecided: 0,
         ..total
-    }
-}
-
-impl Session {
-    /// The status of the recording; the sample rate and the losses are not filled in.
-    pub(super) fn status(&self, elapsed: Duration) -> Status {
-        let estimated = self.recorder.heap.estimated();
-        let controller = &self.overhead.controller;
-        Status {
-            elapsed,
-            duration: self.plan.duration,
-            samples: estimated.samples,
-            processes: self.recorder.processes.len(),
-            inuse_bytes: controller.tracks_frees().then_some(estimated.inuse_bytes),
-            inuse_is_partial: self.recorder.heap.tracks_some_again(),
-            alloc_bytes: estimated.alloc_bytes,
-            overhead: controller.share(),
-            ..Status::default()
-        }
-    }
-
-    /// Hits and samples that were lost. This is slow: it reads the state of every thread of the host.
-    pub(super) fn lost(&self) -> u64 {
-        let counted = self.kernel.totals.read(&self.attaching.programs);
-        counted.map_or(0, |counts| {
-            let mut total = counts.total();
-            total.add(self.exited.counts.total());
-            total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
-        })
     }
 }
 

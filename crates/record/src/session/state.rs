@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::Builder;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use heapbpf_attach::files::Sources;
@@ -27,31 +28,35 @@ use heapbpf_kernel::object;
 use heapbpf_kernel::programs::{Programs, When};
 use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::rings::Ring;
-use heapbpf_kernel::stack_traces;
 use heapbpf_kernel::totals::{Counts, Totals};
 use heapbpf_symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::abi::{Config, Counters, ProcessKey};
 use sampler_ebpf::constants::draw_constants;
 
-use super::errors::Errors;
-use super::exited::ExitedProcesses;
-use super::moment::{Blocks, Cuts};
-use super::priority::Hurry;
+use super::cut::{Blocks, Cuts};
+use super::ends::ExitedProcesses;
+use super::errors::{Errors, Step};
+use super::growth::Hurry;
+use super::overhead::Overhead;
 use super::schedule::Schedule;
-use super::unfinished::Unfinished;
 use crate::attaching::probes::{Attaching, KernelProbes};
 use crate::budget::controller::OverheadController;
-use crate::budget::overhead::Overhead;
+use crate::budget::inline_advice::InlineAdvice;
 use crate::cost::measure;
 use crate::intake::lives::Lives;
 use crate::intake::recorder::Recorder;
 use crate::plan::{Hook, RecordPlan};
 use crate::profiles::capture::Parts;
 use crate::profiles::describe::Descriptions;
+use crate::profiles::requests::Request;
 use crate::profiles::worker::ProfileWorker;
 use crate::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
+
+/// Longest time without the kernel's counters. After that it is unknown what is missing from the figures, and the
+/// recording ends with the profile so far.
+const LONGEST_BLIND: Duration = Duration::from_secs(30);
 
 /// The kernel-side maps that a recording reads.
 pub(super) struct KernelMaps {
@@ -131,6 +136,23 @@ pub(super) struct Housekeeping {
     pub(super) modules: usize,
 }
 
+/// Work that an error has prevented, or that is still to be done.
+#[derive(Default)]
+pub(super) struct Unfinished {
+    /// Requests that wait for a snapshot, oldest first.
+    pub(super) requests: VecDeque<Request>,
+    /// The sampling interval to set.
+    pub(super) interval: Option<u64>,
+    /// Whether the intervals of size classes are to be set.
+    pub(super) classes: bool,
+    /// Whether the BPF programs were last told that the daemon sleeps.
+    pub(super) is_sleeping_set: bool,
+    /// Why the recording had to end.
+    pub(super) ended_early: Option<String>,
+    /// The signal that killed the command.
+    pub(super) killed_by: Option<String>,
+}
+
 impl Session {
     /// Loads the BPF programs and opens the maps. Attaches nothing.
     pub(super) fn new(plan: RecordPlan) -> anyhow::Result<Self> {
@@ -162,7 +184,8 @@ impl Session {
         let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
         let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
-        let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
+        let mut controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
+        controller.advice = controller.measured().and_then(|measured| InlineAdvice::new(&plan, measured));
         let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
@@ -183,7 +206,7 @@ impl Session {
             })
             .transpose()?;
         let names = Arc::new(RuntimeFunctions::default());
-        let walked = stack_traces::open(&loader)?;
+        let walked = loader.stack_traces()?;
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
             KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
@@ -200,7 +223,7 @@ impl Session {
             cuts: Cuts::default(),
             schedule: Schedule::begin(),
             hurry: Hurry::default(),
-            overhead: Overhead::new(controller.advising(&plan)),
+            overhead: Overhead::new(controller),
             classes,
             housekeeping: Housekeeping::default(),
             errors: Errors::default(),
@@ -250,33 +273,29 @@ impl Session {
         }
     }
 
-    /// Whether every named target has ended.
-    pub(super) fn all_ended(&self) -> bool {
-        self.plan.targets.are_named() && self.attaching.targets.named_alive.is_empty()
-    }
-
     /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of the kernel.
     pub(super) fn counts(&mut self) -> anyhow::Result<(Counts, Counters)> {
-        self.attaching.inline.iter_mut().for_each(InlineHooks::read);
+        self.attaching.inline.iter_mut().for_each(|inline| inline.counted.read());
         let mut counts = self.kernel.totals.read(&self.attaching.programs)?;
         if let Some(inline) = &mut self.attaching.inline {
-            inline.read();
-            inline.add_to(&mut counts);
+            inline.counted.read();
+            inline.counted.add_to(&mut counts);
         }
-        let mut total = counts.total();
-        total.add(self.exited.counts.total());
-        Ok((counts, total))
+        Ok(self.with_total(counts))
     }
 
     /// The same without what only processes with inline hooks have counted so far. Much less work if there are many.
     pub(super) fn kernel_counts(&self) -> anyhow::Result<(Counts, Counters)> {
-        let counts = self.kernel.totals.read(&self.attaching.programs)?;
-        let mut total = counts.total();
-        total.add(self.exited.counts.total());
-        Ok((counts, total))
+        Ok(self.with_total(self.kernel.totals.read(&self.attaching.programs)?))
     }
 
-    /// The parts that snapshots are made from. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
+    fn with_total(&self, counts: Counts) -> (Counts, Counters) {
+        let mut total = counts.total();
+        total.add(&self.exited.counts.total);
+        (counts, total)
+    }
+
+    /// The parts that snapshots are made from. `slack` and `unseen` are those of a [`Cut`](super::cut::Cut).
     pub(super) fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
         Parts {
             recorder: &mut self.recorder,
@@ -299,6 +318,43 @@ impl Session {
     pub(super) fn target_pids(&self) -> impl Iterator<Item = u32> {
         let waited_for = self.attaching.targets.named_alive.iter().copied();
         waited_for.chain(self.recorder.processes.keys().map(|process| process.tgid))
+    }
+
+    /// Tells the BPF programs whether the daemon sleeps. Returns whether that worked.
+    pub(super) fn set_sleeping(&mut self, sleeps: bool) -> bool {
+        if !sleeps && !self.unfinished.is_sleeping_set {
+            return true;
+        }
+        if !self.may_try(Step::Sleep) {
+            return false;
+        }
+        let outcome = self.attaching.control.set_sleeping(sleeps);
+        let worked = self.errors.note(Step::Sleep, outcome, monotonic_ns()).is_some();
+        if worked {
+            self.unfinished.is_sleeping_set = sleeps;
+        }
+        worked
+    }
+
+    /// Whether a step may be tried now.
+    pub(super) fn may_try(&self, step: Step) -> bool {
+        self.errors.may_try(step, monotonic_ns())
+    }
+
+    /// Time until the oldest request can be answered; `None` without requests.
+    pub(super) fn until_answer(&self) -> Option<Duration> {
+        (!self.unfinished.requests.is_empty()).then(|| self.errors.until_retry(Step::Counters, monotonic_ns()))
+    }
+
+    /// Why the recording cannot go on, if it cannot.
+    pub(super) fn must_end(&self) -> Option<String> {
+        (self.errors.failing_for(Step::Counters, monotonic_ns()) >= LONGEST_BLIND).then(|| {
+            format!(
+                "the kernel's counters could not be read for {} s ({}), so what is missing from the figures is unknown",
+                LONGEST_BLIND.as_secs(),
+                self.errors.last(Step::Counters)
+            )
+        })
     }
 }
 
@@ -365,10 +421,10 @@ fn load_programs(loader: &Arc<Loader>, plan: &RecordPlan, guardian: &Guardian) -
         },
         Hook::Auto | Hook::Probe | Hook::Inline => Sources::Allocators,
     };
-    for (kind, why) in programs.refusals() {
+    for (kind, why) in &programs.refusals {
         log::info!("this kernel has no {kind} links: {why}");
     }
-    if !programs.links_one_process() {
+    if !programs.links_one_process {
         log::info!("this kernel's links to one process see its first thread only: every process is linked");
     }
     Ok((programs, sources))

@@ -9,11 +9,9 @@ use heapbpf_host::clock::monotonic_ns;
 use sampler_ebpf::abi::{LiveKey, ProcessKey, ProcessRecord};
 
 use super::state::Session;
-use crate::attaching::follow::Child;
 use crate::intake::lives::End;
 use crate::intake::recorder::{LONGEST_DRAIN_IF_AWAITED_NS, LONGEST_DRAIN_NS};
 use crate::profiles::capture::jit_code_of;
-use crate::profiles::describe::Looked;
 
 /// Time between two runs of housekeeping.
 const HOUSEKEEPING_NS: u64 = 1_000_000_000;
@@ -25,15 +23,21 @@ impl Session {
         self.recorder.poll(&mut self.host);
         let hooked = self.attaching.follow(&mut self.host);
         if hooked {
-            self.recorder.set_functions(self.attaching.hooks.functions());
+            self.recorder.set_functions(&self.attaching.hooks.functions);
         }
         // Before their first samples are taken in.
-        if self.attaching.targets.take_again() {
-            self.begin_heaps_anew(Looked::All);
+        if std::mem::take(&mut self.attaching.targets.some_again) {
+            self.begin_heaps_anew();
         }
-        self.learn_interpreters();
-        self.learn_code();
-        for (pid, time_ns) in self.attaching.take_heard_ends() {
+        // Those whose frames the BPF programs now report.
+        for (module, runtime) in std::mem::take(&mut self.attaching.interpreters.new) {
+            self.recorder.pythons.learn(module, runtime);
+        }
+        if self.attaching.sorts_mappings() {
+            let new = self.attaching.take_new_code(&mut self.host);
+            self.recorder.allocators.get_or_insert_default().learn(new);
+        }
+        for (pid, time_ns) in std::mem::take(&mut self.attaching.heard_ends) {
             self.lives.heard(pid, time_ns);
         }
         let records = self.take_in();
@@ -41,28 +45,13 @@ impl Session {
         self.settle_waiting_census();
         let now = monotonic_ns();
         if self.attaching.look_at_others_hooks(now) {
-            self.begin_heaps_anew(Looked::All);
+            self.begin_heaps_anew();
         }
         if self.until_housekeeping(now).is_zero() {
             self.housekeeping.done_ns = now;
             self.housekeep(now);
         }
         records
-    }
-
-    /// Passes on to the recorder the interpreters whose frames the BPF programs now report.
-    pub(super) fn learn_interpreters(&mut self) {
-        for (module, runtime) in self.attaching.take_new_interpreters() {
-            self.recorder.pythons.learn(module, runtime);
-        }
-    }
-
-    /// Passes on to the recorder which code belongs to allocators, if that tells their mappings from others.
-    fn learn_code(&mut self) {
-        if self.attaching.sorts_mappings() {
-            let new = self.attaching.take_new_code(&mut self.host);
-            self.recorder.allocators.get_or_insert_default().learn(new);
-        }
     }
 
     /// Time until housekeeping is due.
@@ -120,7 +109,7 @@ impl Session {
         self.note_new_lives();
         if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
             self.drop_untracked_heaps();
-            self.begin_heaps_anew(Looked::New);
+            self.begin_heaps_anew();
         }
         let untracked = self.recorder.heap.take_untracked_blocks();
         self.forget_blocks(untracked);
@@ -154,8 +143,8 @@ impl Session {
         self.note_new_lives();
         match event {
             Event::Fork(ProcessRecord { process: parent, next: child, time_ns, .. }) => {
-                let is_inline = self.attaching.inline.as_ref().is_some_and(|inline| inline.is_child(child));
-                self.attaching.forked(parent.tgid, Child { pid: child.tgid, is_inline }, time_ns, &self.host);
+                let is_inline = self.attaching.inline.as_ref().is_some_and(|inline| inline.counted.is_child(child));
+                self.attaching.forked(parent.tgid, child.tgid, is_inline, time_ns, &self.host);
                 self.recorder.pythons.forked(parent, child.tgid);
             }
             Event::Uncounted(ProcessRecord { process, time_ns, .. }) => {
@@ -175,7 +164,7 @@ impl Session {
                 if self.lives.end(process, End::Exit, monotonic_ns()) {
                     self.exited(process, time_ns);
                 }
-                self.attaching.forget_programs(process.tgid);
+                self.attaching.executed.last.remove(&process.tgid);
             }
             Event::Reset(ProcessRecord { process, .. }) => {
                 // What it had noted may already have been about its new program. The host reported the exec before it
@@ -216,13 +205,13 @@ impl Session {
     }
 
     /// Restarts the heaps of processes whose frees are tracked again.
-    pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
+    pub(super) fn begin_heaps_anew(&mut self) {
         let targets = &self.attaching.targets;
-        if !targets.had_hidden() && !targets.had_given_up() {
+        if !targets.some_hidden && !targets.some_given_up {
             return;
         }
         let heap = &self.recorder.heap;
-        for (space, since_ns) in self.descriptions.with_frees_again(which, heap, &self.host, &self.attaching) {
+        for (space, since_ns) in self.descriptions.with_frees_again(heap, &self.host, &self.attaching) {
             let dropped = self.recorder.heap.track_again(space, since_ns);
             self.forget_blocks(dropped);
         }

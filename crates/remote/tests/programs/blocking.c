@@ -27,10 +27,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NANOSLEEP, CLOCK_NANOSLEEP, POLL, PPOLL, SELECT, PSELECT, EPOLL_WAIT, EPOLL_PWAIT, FUTEX_TIMED, FUTEX_PLAIN, PIPE_READ,
+enum { NANOSLEEP, CLOCK_NANOSLEEP, POLL, PPOLL, SELECT, SELECT_CONSTANT, PSELECT, EPOLL_WAIT, EPOLL_PWAIT, FUTEX_TIMED, FUTEX_PLAIN, PIPE_READ,
        RECV_TIMED, ACCEPT_TIMED, ACCEPT_PLAIN, SIGTIMEDWAIT, WAIT4, SEMTIMEDOP, MSGRCV, IO_URING, TIMERFD, SIGSUSPEND,
        FALLOCATE, RING_SPLICE, KINDS };
-static const char *names[KINDS] = {"nanosleep", "clock_nanosleep", "poll", "ppoll", "select", "pselect6", "epoll_wait",
+static const char *names[KINDS] = {"nanosleep", "clock_nanosleep", "poll", "ppoll", "select", "select with a constant time-out", "pselect6", "epoll_wait",
   "epoll_pwait", "futex with time-out", "futex", "read of a pipe", "recv with time-out", "accept with time-out", "accept",
   "sigtimedwait", "wait4", "semtimedop", "msgrcv", "io_uring_enter", "read of a timerfd", "sigsuspend",
   "fallocate", "splice by a worker of io_uring"};
@@ -124,6 +124,8 @@ static void *block(void *argument) {
     case POLL: r = poll(&nothing, 1, 20); break;
     case PPOLL: r = ppoll(&nothing, 1, &t, &none); break;
     case SELECT: r = select(0, 0, 0, 0, &tv); break;
+    /* The kernel cannot write the time that is left there, and returns EINTR to any signal. */
+    case SELECT_CONSTANT: { static const struct timeval constant = {0, 20000}; r = syscall(SYS_select, 0, 0, 0, 0, &constant); break; }
     case PSELECT: r = pselect(0, 0, 0, 0, &t, &none); break;
     case EPOLL_WAIT: r = epoll_wait(poller, &event, 1, 20); break;
     case EPOLL_PWAIT: r = epoll_pwait(poller, &event, 1, 20, &none); break;

@@ -1,7 +1,8 @@
 /* sandboxed MODE: calls the hooked function under a seccomp filter that allows the calls that it makes itself, and answers all
  * others as the mode says. `strict` is strict mode. `executable` kills for executable mappings alone, `return` lets only
  * rt_sigreturn fail. `restart` has another thread sleep under a filter that kills for restart_syscall. `later` confines itself
- * on SIGUSR1. Ends on SIGTERM and prints OK. */
+ * on SIGUSR1. `dispatch` handles its own system calls (Syscall User Dispatch): all are let through until SIGUSR1, and the
+ * next one gets SIGSYS. Ends on SIGTERM and prints OK. */
 #include "hooked.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -17,6 +18,8 @@
 #include <unistd.h>
 
 static volatile sig_atomic_t stop, confine;
+/* Read by the kernel at each system call: 0 lets it through. */
+static volatile char catches;
 static void on_term(int signal) { (void)signal, stop = 1; }
 static void on_usr1(int signal) { (void)signal, confine = 1; }
 
@@ -74,6 +77,7 @@ int main(int count, char **arguments) {
     add(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW);
     failed = install(0);
   }
+  if (!strcmp(mode, "dispatch")) failed = prctl(59 /* PR_SET_SYSCALL_USER_DISPATCH */, 1L, 0L, 0L, &catches);
   if (is_strict) failed = prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
   if (failed) return 2;
   pthread_t thread;
@@ -83,6 +87,10 @@ int main(int count, char **arguments) {
   while (is_strict) {}
   for (long i = 0; !stop; i++) {
     if (hooked(i) != 3 * i + 7) _exit(3);
+    if (confine && !strcmp(mode, "dispatch")) {
+      catches = 1;
+      _exit(write(1, "LOST\n", 5));
+    }
     if (confine && is_later) {
       is_later = 0;
       if (only(SECCOMP_RET_KILL_PROCESS, 0) || write(1, "IN\n", 3) != 3) _exit(2);

@@ -9,10 +9,7 @@ use crate::program::{self, Program};
 
 #[test]
 pub fn blocking_calls_are_unaffected() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("blocking", &[]);
     let (start, time) = (Instant::now(), program::repeated(8));
     let (mut cycles, mut times) = (0, Vec::new());
@@ -52,10 +49,7 @@ fn parts(kind: &str, tenths: &str, cycle: impl Fn(&Program)) -> u64 {
 /// loops on two CPUs.
 #[test]
 fn calls_that_would_return_a_part_are_spared() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     for kind in ["write", "recv"] {
         let spared = parts(kind, "3", |program| {
             program::hook(program.pid(), program.hooked);
@@ -76,10 +70,7 @@ fn calls_that_would_return_a_part_are_spared() {
 /// (`sig_ignored` in the kernel). Then they wake it, and its calls must not show that.
 #[test]
 pub fn ignored_signals_end_no_call() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("blocking", &[]);
     let (pid, threads) = (program.pid(), program.threads());
     let is_over = AtomicBool::new(false);
@@ -115,15 +106,13 @@ pub fn ignored_signals_end_no_call() {
 pub fn all_threads_are_traced_as_long_as_the_first_one() {
     /// Between two stops.
     const PAUSE: Duration = Duration::from_millis(10);
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("blocking", &[]);
     let (pid, first) = (program.pid(), program.pid().cast_signed());
+    // A worker of io_uring that has ended since it was listed needs no tracer.
     let is_traced = |tid: i32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).expect("it runs");
-        !status.contains("TracerPid:\t0\n")
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
+        !status.is_ok_and(|status| status.contains("TracerPid:\t0\n"))
     };
     let is_io_worker = |tid: &i32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
@@ -162,10 +151,7 @@ pub fn all_threads_are_traced_as_long_as_the_first_one() {
 /// In every mode in which a filter lets the process live: it refuses calls, logs them, or leaves them to a tracer.
 #[test]
 fn a_seccomp_filter_that_refuses_our_calls_is_suspended_for_them() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     for mode in ["errno", "log", "trace"] {
         let mut program = Program::start("sandboxed", &[mode]);
         assert_eq!(program.line(), "IN\n", "{mode}");
@@ -183,10 +169,7 @@ fn a_seccomp_filter_that_refuses_our_calls_is_suspended_for_them() {
 /// or not.
 #[test]
 fn a_thread_whose_sleep_must_not_be_restarted_sleeps_anew() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut program = Program::start("sandboxed", &["restart"]);
     assert_eq!(program.line(), "IN\n");
     let stop_often = || {
@@ -206,22 +189,17 @@ fn a_thread_whose_sleep_must_not_be_restarted_sleeps_anew() {
 /// rest.
 #[test]
 fn a_process_that_confined_itself_later_loses_its_jumps() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut program = Program::start("sandboxed", &["later"]);
     let pid = program.pid();
     program::hook(pid, program.hooked);
     program.signal(libc::SIGUSR1);
     assert_eq!(program.line(), "IN\n");
-    let before = program::counted(pid);
-    while program::counted(pid) == before {
-        program.assert_runs();
-    }
+    program::await_more_than(&program, program::counted(pid));
     program::take_out(pid);
     let after = program::counted(pid);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(program::counted(pid), after, "no jump leads there any more");
+    // Its only thread may have been about to count, and gets a processor late.
+    assert!(program::counted(pid) <= after + 1, "no jump leads there any more");
     program.finish();
 }

@@ -1,6 +1,5 @@
 //! When an injector is killed at any moment, the program goes on, and what is left can be found and removed.
 
-use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -43,13 +42,7 @@ fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
             .env(VARIABLE, format!("{} {}", program.pid(), program.hooked))
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // SAFETY: prctl is async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
+        program::ends_with_us(&mut command);
         let mut injector = command.spawn().expect("it starts");
         // Starting takes some milliseconds; after that it works without a pause.
         std::thread::sleep(Duration::from_micros(6000 + random % 25_000));
@@ -69,10 +62,7 @@ fn clean(program: &Program) {
 
 #[test]
 pub fn a_killed_injector_leaves_a_program_that_goes_on() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut program = Program::start("torture", &["4", "1"]);
     let kills = kill_injectors(&mut program, program::repeated(12));
     clean(&program);

@@ -128,10 +128,7 @@ impl Stopper for Child {
 /// would be before.
 #[test]
 fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let Some(program) = on_one_processor("torture", &["1", "0"]) else { return };
     let processors = one_processor();
     let stopped = loop {
@@ -155,10 +152,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
         take_all_out(program.pid());
     };
     assert!(stopped >= TAKEN - Duration::from_millis(1), "it was stopped for {stopped:?} only: it had a processor");
-    // On a busy machine, the program may get its next turn late.
-    while program::counted(program.pid()) == 0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    program::await_more_than(&program, 0);
     program::take_out(program.pid());
     program.finish();
 }
@@ -167,10 +161,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
 /// frame covers is other threads' data, and has to be put back.
 #[test]
 fn a_thread_without_a_processor_is_waited_for() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     if std::thread::available_parallelism().is_ok_and(|processors| processors.get() < 2) {
         return heapbpf_testing::skipped("whoever stops the process needs another processor");
     }
@@ -225,10 +216,7 @@ impl Drop for Group {
 fn a_process_that_is_frozen_during_the_stop_is_released_as_it_was() {
     /// The signals that a thread under the frame blocks: all but SIGKILL and SIGSTOP.
     const ALL: &str = "SigBlk:\tfffffffffffbfeff";
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let Some(group) = Group::new() else {
         return heapbpf_testing::skipped("there are no control groups that can be frozen");
     };
@@ -265,10 +253,7 @@ fn a_process_that_is_frozen_during_the_stop_is_released_as_it_was() {
 /// Its descriptors are looked through before the stop.
 #[test]
 fn a_process_with_many_descriptors_is_released_in_time() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut most = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call fills in the structure that it gets.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut most) }, 0);

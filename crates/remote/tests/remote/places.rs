@@ -13,8 +13,7 @@ use crate::program::{self, Program, compiled};
 fn round_trip(program: Program) {
     let pid = program.pid();
     program::hook(pid, program.hooked);
-    std::thread::sleep(Duration::from_millis(20));
-    assert!(program::counted(pid) > 0);
+    program::await_more_than(&program, 0);
     program::take_out(pid);
     program::assert_inert(pid);
     program.finish();
@@ -22,10 +21,7 @@ fn round_trip(program: Program) {
 
 #[test]
 fn a_process_in_other_namespaces_and_another_root_is_hooked() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let file = compiled("torture");
     let root = tempfile::tempdir().expect("a temporary directory can be made");
     // Linked statically, so that the new root needs no libraries.
@@ -52,18 +48,14 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
 /// While all of its threads are stopped, no page is touched that one of them would have to provide.
 #[test]
 fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     if !std::path::Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
         return heapbpf_testing::skipped("this kernel has no userfaultfd");
     }
     let program = Program::start("faults", &[]);
     let pid = program.pid();
     program::hook(pid, program.hooked);
-    std::thread::sleep(Duration::from_millis(20));
-    assert!(program::counted(pid) > 0);
+    program::await_more_than(&program, 0);
     program::take_out(pid);
     program::assert_inert(pid);
     program.finish();
@@ -72,10 +64,7 @@ fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
 /// The copy contains the jumps as well.
 #[test]
 fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut program = Program::start("moved", &[]);
     program::hook(program.pid(), program.hooked);
     program.signal(libc::SIGUSR1);
@@ -88,10 +77,7 @@ fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
 /// The fiber sleeps in the mapped code, on no thread's stack, while that code is released, used again and released.
 #[test]
 fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let mut program = Program::start("fiber", &[]);
     program::hook(program.pid(), program.hooked);
     assert_eq!(program.line(), "ASLEEP\n");
@@ -108,10 +94,7 @@ fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
 /// The writer may jump to the code that was there before.
 #[test]
 fn code_that_somebody_else_has_changed_stays_as_it_is() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("torture", &["2", "0"]);
     let (pid, patched) = (program.pid(), program.hooked + 64);
     program::hook(pid, program.hooked);
@@ -138,10 +121,7 @@ fn code_that_somebody_else_has_changed_stays_as_it_is() {
 /// The memfd is opened and closed while all threads are stopped, except for a high number.
 #[test]
 fn the_lowest_free_descriptor_is_the_processs_own() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("descriptors", &[]);
     for _ in 0..100 {
         program::hook(program.pid(), program.hooked);
@@ -154,10 +134,7 @@ fn the_lowest_free_descriptor_is_the_processs_own() {
 
 #[test]
 fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let file = compiled("torture");
     let dir = file.parent().expect("a directory");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);

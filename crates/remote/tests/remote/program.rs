@@ -26,10 +26,16 @@ const STARTS: [u64; 2] = [2, 3];
 /// Length of `lock inc`, which precedes the copy.
 const COUNT_BYTES: u64 = 8;
 
-/// Takes the lock under which tests run one at a time, because they measure and load the machine.
-pub fn turn() -> MutexGuard<'static, ()> {
+/// Takes the lock under which tests run one at a time, because they measure and load the machine. Returns `None`, and
+/// reports that the test is skipped, if processes may not be traced here.
+pub fn turn() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        heapbpf_testing::skipped("tracing processes and looking at their mapped files needs root");
+        return None;
+    }
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Whether this is the long set.
@@ -38,16 +44,6 @@ pub static IS_LONG: AtomicBool = AtomicBool::new(false);
 /// How long a case is repeated that takes `seconds` in the long set.
 pub fn repeated(seconds: u64) -> Duration {
     Duration::from_secs(seconds) / if IS_LONG.load(Relaxed) { 1 } else { 4 }
-}
-
-/// Whether processes may be traced here. If not, reports that the test is skipped.
-pub fn can_trace() -> bool {
-    // SAFETY: no arguments.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    if !is_root {
-        heapbpf_testing::skipped("tracing processes and looking at their mapped files needs root");
-    }
-    is_root
 }
 
 /// Runs this in a thread without CAP_SYS_ADMIN, which reading seccomp filters needs.
@@ -101,6 +97,17 @@ pub struct Program {
     pub hooked: u64,
 }
 
+/// Makes sure that the program does not survive a failing test.
+pub fn ends_with_us(command: &mut Command) {
+    // SAFETY: prctl is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
 impl Program {
     pub fn start(name: &str, arguments: &[&str]) -> Self {
         Self::run(Command::new(compiled(name)).args(arguments))
@@ -108,13 +115,7 @@ impl Program {
 
     /// Starts the program, and waits until it is ready.
     pub fn run(command: &mut Command) -> Self {
-        // SAFETY: prctl is async-signal-safe. It makes sure that no target survives a failing test.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
+        ends_with_us(command);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut program = Self { child, output, hooked: 0 };
@@ -284,7 +285,7 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
                 std::thread::sleep(Duration::from_millis(5));
             }
             // The program's own thread may be finishing a call of a killed injector while its mappings are read.
-            Err(heapbpf_remote::Error::Damaged(_)) if tries < 20 => std::thread::sleep(Duration::from_millis(5)),
+            Err(heapbpf_remote::Error::Damaged(_)) if tries < 500 => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => panic!("{error}"),
         }
     }
@@ -304,6 +305,14 @@ pub fn counted(pid: u32) -> u64 {
     let mut word = [0; 8];
     memory.read_exact_at(&mut word, found(pid).range.start + DATA).expect("the data is mapped");
     u64::from_le_bytes(word)
+}
+
+/// Waits until the patch has counted more calls than that. The program may get a processor late.
+pub fn await_more_than(program: &Program, calls: u64) {
+    while counted(program.pid()) <= calls {
+        program.assert_runs();
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Lines of the maps file, and descriptors, that belong to us.

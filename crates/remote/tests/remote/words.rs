@@ -16,10 +16,7 @@ fn word(pid: u32, address: u64) -> u64 {
 
 #[test]
 fn words_are_written_where_they_are_as_expected() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
+    let Some(_turn) = program::turn() else { return };
     let program = Program::start("blocking", &[]);
     let (pid, target) = (program.pid(), Target::look(program.pid()).expect("it runs"));
     // Code that nothing runs: behind the end of the program's own.
@@ -30,10 +27,14 @@ fn words_are_written_where_they_are_as_expected() {
     let change = |address, before, after| Word { address, before, after };
     let write = |words: &[Word]| target.write_words(words, STOP_LIMIT);
     let wrong = [change(first, before[0], 1), change(second, before[1] ^ 8, 2)];
-    assert!(matches!(write(&wrong), Err(Error::Busy { why: Busy::Changed | Busy::Slow, .. })));
+    // A busy machine may not stop it in time.
+    let refused = (0..50).find_map(|_| match write(&wrong) {
+        Err(Error::Busy { why: Busy::Slow | Busy::InCall, .. }) => None,
+        other => Some(other),
+    });
+    assert!(matches!(refused, Some(Err(Error::Busy { why: Busy::Changed, .. }))), "{refused:?}");
     assert_eq!([first, second].map(|address| word(pid, address)), before);
     let right = [change(first, before[0], 1), change(second, before[1], 2)];
-    // A busy machine may not stop it in time.
     let written = (0..50).find_map(|_| write(&right).ok()).expect("it is stopped in time");
     assert!(written.outcome && written.threads > 0);
     assert_eq!([first, second].map(|address| word(pid, address)), [1, 2]);

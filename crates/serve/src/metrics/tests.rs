@@ -1,6 +1,6 @@
 //! Tests of `/metrics`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::testing;
@@ -9,6 +9,7 @@ use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 
 use super::*;
+use crate::source::tests::finished;
 
 fn key(tgid: u32, exec_id: u64) -> ProcessKey {
     ProcessKey { start_ns: 5, tgid, exec_id: exec_id as _ }
@@ -16,8 +17,13 @@ fn key(tgid: u32, exec_id: u64) -> ProcessKey {
 
 fn made(profile: Profile, keys: Vec<ProcessKey>) -> FinishedProfile {
     let stats = Stats { hits: 10, lost: [("ring_full".to_owned(), 2)].into(), ..Stats::default() };
-    let cost = Duration::from_millis(1);
-    FinishedProfile { profile, stats, keys, recent: Default::default(), begun: Instant::now(), cost, cpu: cost }
+    FinishedProfile { stats, ..finished(profile, keys) }
+}
+
+/// What a client sees that may see everything.
+fn text_of(profile: Profile) -> String {
+    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default())
 }
 
 fn process(pid: u32, comm: &str, bytes: u64) -> Process {
@@ -42,10 +48,9 @@ fn value(text: &str, series: &str) -> Option<f64> {
 #[test]
 fn every_line_has_its_family_and_numbers_are_the_profiles() {
     let profile = testing::small();
-    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let total = Pool::of(profile.rows.iter().filter(|row| row.key.process == 0)).total(Value::InuseSpace);
     let labels = labels(&profile.processes[0]);
-    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     let inuse = value(&text, &format!("heapbpf_process_inuse_bytes{labels}")).unwrap();
     assert!((inuse - total).abs() <= 1e-9 * total, "{inuse} {total}\n{text}");
     let hook = labels.replace('}', ",hook=\"inline\"}");
@@ -69,14 +74,11 @@ fn growth_is_a_series_with_its_interval_where_it_is_known() {
     let row = &mut profile.rows[0];
     row.growth = Some(Growth { kept: testing::sums(40, 64, row.key.interval), freed: SampleSums::default() });
     let (process, kept_bytes) = (row.key.process, testing::sums(40, 64, row.key.interval).bytes);
-    let keys: Vec<ProcessKey> = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let labels = labels(&profile.processes[process]);
-    let text =
-        |profile| Metrics::default().write(&made(profile, keys.clone()), &[&Filter::default()], Serving::default());
     let mut unknown = profile.clone();
     unknown.header.growth_over = None;
-    assert!(!text(unknown).contains("heapbpf_process_growth"));
-    let text = text(profile);
+    assert!(!text_of(unknown).contains("heapbpf_process_growth"));
+    let text = text_of(profile);
     let series = |end: &str| value(&text, &format!("heapbpf_process_growth{end}_bytes_per_second{labels}"));
     let [low, growth, high] = ["_low", "", "_high"].map(|end| series(end).expect("it is known"));
     assert!(
@@ -90,7 +92,7 @@ fn growth_is_a_series_with_its_interval_where_it_is_known() {
 fn a_process_without_a_sample_has_an_upper_end() {
     let profile = of(vec![process(7, "quiet", 4096)]);
     let labels = labels(&profile.processes[0]);
-    let text = Metrics::default().write(&made(profile, vec![key(7, 0)]), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     let series = |end: &str| value(&text, &format!("heapbpf_process_inuse{end}_bytes{labels}"));
     assert_eq!((series(""), series("_low")), (Some(0.0), Some(0.0)), "{text}");
     assert!(series("_high").is_some_and(|high| high > 0.0), "{text}");
@@ -99,9 +101,8 @@ fn a_process_without_a_sample_has_an_upper_end() {
 #[test]
 fn since_when_frees_are_followed_is_a_series_where_they_were_given_up() {
     let profile = testing::followed_again();
-    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let labels = labels(&profile.processes[0]);
-    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     let since = "heapbpf_process_inuse_since_timestamp_seconds";
     assert_eq!(value(&text, &format!("{since}{labels}")), Some(1_700_000_012.623), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with(since)).count(), 1);
@@ -110,12 +111,11 @@ fn since_when_frees_are_followed_is_a_series_where_they_were_given_up() {
 #[test]
 fn resident_memory_is_a_series_per_part() {
     let profile = testing::measured();
-    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let labels = labels(&profile.processes[0]).replace('}', ",part=\"heap\"}");
-    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{labels}")), Some(314_572_800.0), "{text}");
     let parts: Vec<&str> = text.split("part=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other", "anonymous"]);
+    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "runtime", "heapbpf", "other", "anonymous"]);
 }
 
 #[test]
@@ -123,9 +123,8 @@ fn idle_processes_have_series_of_their_memory_alone() {
     let mut profile = testing::whole_host();
     profile.idle[0].cgroup = "/a \"b\".slice".into();
     profile.idle[0].resident.as_mut().expect("measured").cgroup_bytes = Some(700 << 20);
-    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let labels = labels(&profile.idle[0]);
-    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     let heap = labels.replace('}', ",part=\"heap\"}");
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{heap}")), Some(188_743_680.0), "{text}");
     assert_eq!(value(&text, &format!("heapbpf_process_swapped_bytes{labels}")), Some(31_457_280.0));
@@ -232,13 +231,12 @@ fn who_sees_a_part_is_not_told_of_the_whole_and_names_are_escaped() {
 #[test]
 fn a_process_whose_frees_were_given_up_has_no_series_of_what_is_in_use() {
     let profile = testing::partly_followed();
-    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
     let [known, unknown] = [0, 1].map(|index| labels(&Process { ended: false, ..profile.processes[index].clone() }));
     let profile = Profile {
         processes: profile.processes.iter().map(|process| Process { ended: false, ..process.clone() }).collect(),
         ..profile
     };
-    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let text = text_of(profile);
     for family in ["heapbpf_process_inuse_bytes", "heapbpf_process_inuse_high_bytes", "heapbpf_process_inuse_objects"] {
         assert!(value(&text, &format!("{family}{known}")).is_some(), "{family}\n{text}");
         assert_eq!(value(&text, &format!("{family}{unknown}")), None, "{family}\n{text}");

@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use heapbpf_profile::formats::{encode_otlp, encode_pprof};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::value::Value;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prost::Message as _;
 
 use super::destination::{Destination, Protocol};
@@ -63,7 +64,8 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
                 [("profile", "profile.pb.gz", &*pprof(profile)?), ("sample_type_config", "types.json", &*config)];
             let (from, until) = span(profile);
             // Pyroscope reads label values without quotes, up to a comma or a brace.
-            let name = url_encoded(&format!("heapbpf{{host={}}}", label(&profile.header.host)));
+            let name = format!("heapbpf{{host={}}}", label(&profile.header.host));
+            let name = utf8_percent_encode(&name, NON_ALPHANUMERIC);
             let separator = if path.contains('?') { '&' } else { '?' };
             Batch {
                 // Without the `format` parameter: with `format=pprof`, the body would have to be the bare profile.
@@ -125,14 +127,6 @@ fn span(profile: &Profile) -> (u64, u64) {
 /// A host name as a label value.
 fn label(text: &str) -> String {
     text.chars().filter(|c| !matches!(c, '"' | '\\' | '{' | '}' | ',') && !c.is_control()).collect()
-}
-
-fn url_encoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub enum Protocol {
 /// A destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
+    /// Scheme of its URL.
+    scheme: &'static str,
     /// Protocol.
     pub protocol: Protocol,
     /// `http://host:port`.
@@ -29,6 +31,15 @@ pub struct Destination {
     /// Value of the `Authorization` header, from the URL's user information.
     pub authorization: Option<String>,
 }
+
+/// Schemes, with the protocol and the path that is meant if the URL has none.
+const SCHEMES: [(&str, Protocol, &str); 5] = [
+    ("otlp+http", Protocol::OtlpHttp, "/v1development/profiles"),
+    ("otlp+grpc", Protocol::OtlpGrpc, "/"),
+    ("pyroscope", Protocol::PyroscopeIngest, "/ingest"),
+    ("pyroscope-push", Protocol::PyroscopePush, "/push.v1.PusherService/Push"),
+    ("http", Protocol::Post, "/"),
+];
 
 /// Why a URL cannot be a destination.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,14 +69,12 @@ impl Destination {
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned();
         let failed = |reason: &str| DestinationError { url: shown.clone(), reason: reason.into() };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("not a URL"))?;
-        let (protocol, default_path) = match scheme {
-            "otlp+http" => (Protocol::OtlpHttp, "/v1development/profiles"),
-            "otlp+grpc" => (Protocol::OtlpGrpc, "/"),
-            "pyroscope" => (Protocol::PyroscopeIngest, "/ingest"),
-            "pyroscope-push" => (Protocol::PyroscopePush, "/push.v1.PusherService/Push"),
-            "http" => (Protocol::Post, "/"),
-            "https" => return Err(failed("TLS is not built in: push to a collector or proxy on this host")),
-            _ => return Err(failed("unknown kind of URL")),
+        let (scheme, protocol, default_path) = match SCHEMES.iter().find(|(known, ..)| *known == scheme) {
+            Some(known) => *known,
+            None if scheme == "https" => {
+                return Err(failed("TLS is not built in: push to a collector or proxy on this host"));
+            }
+            None => return Err(failed("unknown kind of URL")),
         };
         let (authority, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
@@ -90,20 +99,13 @@ impl Destination {
             }
             None => format!("Bearer {user}"),
         });
-        Ok(Self { protocol, origin: format!("http://{host}"), path, authorization })
+        Ok(Self { scheme, protocol, origin: format!("http://{host}"), path, authorization })
     }
 
     /// Returns the destination without secrets. Messages show it, and it identifies the spool.
     pub fn shown(&self) -> String {
-        let scheme = match self.protocol {
-            Protocol::OtlpHttp => "otlp+http",
-            Protocol::OtlpGrpc => "otlp+grpc",
-            Protocol::PyroscopeIngest => "pyroscope",
-            Protocol::PyroscopePush => "pyroscope-push",
-            Protocol::Post => "http",
-        };
         let path = self.path.split('?').next().unwrap_or_default();
-        format!("{scheme}{}{path}", &self.origin["http".len()..])
+        format!("{}{}{path}", self.scheme, &self.origin["http".len()..])
     }
 }
 

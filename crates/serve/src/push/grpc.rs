@@ -12,8 +12,8 @@ use prost::Message as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::attempt::{CONNECT_TIMEOUT, NAME, Outcome, TIMEOUT};
 use super::destination::Destination;
+use super::sender::{CONNECT_TIMEOUT, NAME, Outcome, TIMEOUT};
 
 /// The method. A destination has no other, so the path of its URL is not used.
 pub const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";

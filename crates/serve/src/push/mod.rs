@@ -3,11 +3,10 @@
 //!
 //! Each destination has its own queue and thread, so an unavailable destination does not delay the others.
 
-mod attempt;
-mod backoff;
 mod batch;
 pub mod destination;
 mod grpc;
+mod own_dir;
 mod queue;
 mod sender;
 mod spool;
@@ -22,8 +21,10 @@ use heapbpf_record::requests::{Detail, FinishedProfile, RecordingHandle};
 use self::batch::batches;
 use self::destination::Destination;
 pub use self::destination::DestinationError;
-use self::queue::{Counts, Queue};
-pub use self::spool::{OwnDir, SpoolError, SpoolOptions};
+pub use self::own_dir::{OwnDir, SpoolError};
+pub use self::queue::Counts;
+use self::queue::Queue;
+pub use self::spool::SpoolOptions;
 use super::delta::{Inuse, difference};
 
 /// What is pushed where.
@@ -35,27 +36,14 @@ pub struct PushPlan {
     pub every: Duration,
 }
 
-/// Delivery status of a destination.
-#[derive(Clone, Debug)]
-pub struct PushStatus {
-    /// The destination.
-    pub destination: String,
-    /// Counts.
-    pub counts: Counts,
-}
-
 /// Read access to the delivery status of all destinations.
 #[derive(Clone, Default)]
 pub struct PushStatuses(Arc<Vec<(String, Arc<Queue>)>>);
 
 impl PushStatuses {
-    /// The status of each destination.
-    pub fn read(&self) -> Vec<PushStatus> {
-        let status = |(destination, queue): &(String, Arc<Queue>)| PushStatus {
-            destination: destination.clone(),
-            counts: queue.counts(),
-        };
-        self.0.iter().map(status).collect()
+    /// Each destination with its counts.
+    pub fn read(&self) -> Vec<(String, Counts)> {
+        self.0.iter().map(|(destination, queue)| (destination.clone(), queue.counts())).collect()
     }
 }
 
@@ -126,7 +114,7 @@ impl Pusher {
             let mut due = Instant::now() + plan.every;
             loop {
                 let made = match last.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                    Err(RecvTimeoutError::Timeout) => recording.profile_blocking(Detail::Stacks),
+                    Err(RecvTimeoutError::Timeout) => recording.profile_blocking(Detail::Stacks, None),
                     Ok(made) => {
                         enqueue(&senders, earlier.as_ref(), &made);
                         break;
@@ -143,8 +131,9 @@ impl Pusher {
                 due = due.max(Instant::now() - plan.every) + plan.every;
             }
             let deadline = Instant::now() + GRACE_PERIOD;
+            // All of them first: one that is away must not take the time of the others.
+            senders.iter().for_each(|(_, queue)| queue.close());
             for (destination, queue) in &senders {
-                queue.close();
                 queue.wait_until_empty(deadline);
                 if let Some(lacking) = lacking(&queue.counts(), queue.is_on_disk()) {
                     log::warn!("{}: {lacking}", destination.shown());

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use heapbpf_profile::units;
 
 use super::batch::Batch;
-use super::spool::{NotKept, Pushed, Spool, SpoolError, SpoolOptions};
+use super::own_dir::SpoolError;
+use super::spool::{NotKept, Pushed, Spool, SpoolOptions};
 
 /// Maximum number of bytes that wait in memory.
 const MOST_BYTES: usize = 64 << 20;
@@ -231,19 +232,12 @@ impl Queue {
 
     /// Records a failed attempt, then waits for `wait` or until the queue is closed. Returns whether it is still open.
     pub fn failed(&self, wait: Duration) -> bool {
-        let deadline = Instant::now() + wait;
         let mut state = self.lock();
         state.counts.failures += 1;
         state.sending = None;
         state.counts.dropped += u64::from(std::mem::take(&mut state.sending_dropped));
-        while !state.closed {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        false
+        let waited = self.changed.wait_timeout_while(state, wait, |state| !state.closed);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.closed
     }
 
     /// Closes the queue: no more batches will come.
@@ -254,17 +248,9 @@ impl Queue {
 
     /// Waits until the queue is empty or the deadline has passed. Returns whether it is empty.
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
-        let mut state = self.lock();
-        loop {
-            if state.store.waiting().0 == 0 {
-                return true;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| state.store.waiting().0 > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.store.waiting().0 == 0
     }
 
     /// The counts so far.
@@ -347,7 +333,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 2048 }, "x").unwrap();
         spool.push(&batch(1, 10)).kept.unwrap();
-        spool.dir = "/dev/null".into();
+        spool.dir.path = "/dev/null".into();
         let queue = Queue::new(Store::Disk(spool));
         queue.close();
         assert_eq!((queue.next(), queue.counts().dropped, queue.counts().waiting), (None, 0, 1));

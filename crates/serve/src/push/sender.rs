@@ -1,14 +1,35 @@
 //! The thread that delivers one destination's batches, in order. It retries until the destination accepts them.
 
+use std::time::Duration;
+
 use heapbpf_profile::proto::otlp::ProfilesData;
 use prost::Message as _;
 
-use super::attempt::{CONNECT_TIMEOUT, NAME, Outcome, TIMEOUT};
-use super::backoff::Backoff;
 use super::batch::Batch;
 use super::destination::{Destination, Protocol};
 use super::grpc;
 use super::queue::Queue;
+
+/// Timeout of a request. A slower destination counts as unavailable.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of a connection.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The user agent.
+pub(super) const NAME: &str = concat!("heapbpf/", env!("CARGO_PKG_VERSION"));
+
+/// The outcome of an attempt.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Delivered,
+    /// The destination will never accept this batch.
+    Rejected(String),
+    /// The destination may accept it later.
+    Failed(String),
+}
+
+/// Waits between attempts. They double each time and have jitter, so that a thousand hosts do not retry at once.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Delivers batches until the queue is closed. After that, each remaining batch gets one more attempt.
 pub fn run(destination: &Destination, queue: &Queue) {
@@ -20,13 +41,12 @@ pub fn run(destination: &Destination, queue: &Queue) {
             return;
         }
     };
-    let mut backoff = Backoff::default();
-    let mut is_away = false;
+    let (mut step, mut is_away) = (FIRST_WAIT, false);
     while let Some((number, batch)) = queue.next() {
         match wire.send(destination, &batch) {
             Outcome::Delivered => {
                 queue.done(number, true);
-                backoff = Backoff::default();
+                step = FIRST_WAIT;
                 if std::mem::take(&mut is_away) {
                     log::warn!("{shown} accepts profiles again");
                 }
@@ -36,7 +56,7 @@ pub fn run(destination: &Destination, queue: &Queue) {
                 queue.done(number, false);
             }
             Outcome::Failed(why) => {
-                let wait = backoff.next(fastrand::f64());
+                let wait = next_wait(&mut step, fastrand::f64());
                 if std::mem::replace(&mut is_away, true) {
                     log::info!("{shown} did not accept a profile: {why}; retrying in {wait:.1?}");
                 } else {
@@ -49,6 +69,13 @@ pub fn run(destination: &Destination, queue: &Queue) {
             }
         }
     }
+}
+
+/// The next wait, between half of the current step and the whole step. `chance`, from 0 to 1, selects the point.
+fn next_wait(step: &mut Duration, chance: f64) -> Duration {
+    let wait = step.mul_f64(0.5 + 0.5 * chance);
+    *step = (*step * 2).min(LONGEST_WAIT);
+    wait
 }
 
 /// The connection to a destination.

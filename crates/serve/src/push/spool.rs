@@ -1,18 +1,14 @@
 //! Batches on disk, one numbered file each. If their total size exceeds the limit, the oldest are removed.
-//!
-//! The directory may be one where everybody may write. So a destination's subdirectory must belong to us, and nobody
-//! else may write to it. It is opened once without following a link, and everything in it is accessed through that
-//! descriptor.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::batch::Batch;
+use super::own_dir::{OwnDir, SpoolError};
 
 /// Where batches wait on disk.
 #[derive(Clone, Debug)]
@@ -21,27 +17,6 @@ pub struct SpoolOptions {
     pub dir: PathBuf,
     /// Maximum number of bytes that wait for one destination.
     pub most_bytes: u64,
-}
-
-/// Why the spool cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum SpoolError {
-    /// The directory cannot be used.
-    #[error("cannot use the spool {dir}: {source}")]
-    Io {
-        /// The directory, or the file in it.
-        dir: PathBuf,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// Another user could read or change what is kept there.
-    #[error("cannot use the spool {dir}: {what}; remove it, or choose another directory for --spool")]
-    NotOurs {
-        /// The directory, the file in it, or the link in its place.
-        dir: PathBuf,
-        /// Why it is not exclusively ours.
-        what: String,
-    },
 }
 
 /// What happened to a batch that was added.
@@ -65,23 +40,17 @@ pub enum NotKept {
 const EXTENSION: &str = "batch";
 /// Name prefix of files that are being written. Such files found at the start are leftovers.
 const UNFINISHED: &str = ".heapbpf-";
-/// Lock file, held by the process that uses the directory.
-const LOCK: &str = ".lock";
 
 /// The batches of one destination.
 #[derive(Debug)]
 pub struct Spool {
-    /// Keeps [`Spool::dir`] the directory that was checked, whatever happens to its name.
-    open: File,
-    /// The directory, by its descriptor.
-    pub(super) dir: PathBuf,
+    pub(super) dir: OwnDir,
     /// Maximum number of bytes that wait.
     pub most_bytes: u64,
     /// Sizes in bytes by file number.
     files: BTreeMap<u64, u64>,
     bytes: u64,
     next: u64,
-    _lock: File,
 }
 
 impl Spool {
@@ -91,13 +60,12 @@ impl Spool {
     /// The directory cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-        let OwnDir { named, open, path: dir, lock } =
-            OwnDir::open(&options.dir, &destination.chars().map(safe).collect::<String>())?;
-        let failed = |source| SpoolError::Io { dir: named.clone(), source };
+        let dir = OwnDir::open(&options.dir, &destination.chars().map(safe).collect::<String>())?;
+        let failed = |source| SpoolError::Io { dir: dir.named.clone(), source };
         // Only an attempt shows whether the directory is writable.
-        tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&dir).map_err(failed)?;
+        tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&dir.path).map_err(failed)?;
         let mut files = BTreeMap::new();
-        for entry in fs::read_dir(&dir).map_err(failed)? {
+        for entry in fs::read_dir(&dir.path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
                 fs::remove_file(entry.path()).map_err(failed)?;
@@ -106,11 +74,11 @@ impl Spool {
             }
         }
         let (bytes, next) = (files.values().sum(), files.last_key_value().map_or(0, |(last, _)| last + 1));
-        Ok(Self { open, dir, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
+        Ok(Self { dir, most_bytes: options.most_bytes, files, bytes, next })
     }
 
     fn path(&self, number: u64) -> PathBuf {
-        self.dir.join(format!("{number:012}.{EXTENSION}"))
+        self.dir.path.join(format!("{number:012}.{EXTENSION}"))
     }
 
     /// Number of the oldest batch.
@@ -140,12 +108,12 @@ impl Spool {
         let size = bytes.len() as u64;
         let number = self.next;
         self.next += 1;
-        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.dir)?;
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.dir.path)?;
         file.write_all(bytes)?;
         // Otherwise the name could exist without the content after a machine crash.
         file.as_file().sync_all()?;
         file.persist(self.path(number)).map_err(|error| error.error)?;
-        self.open.sync_all()?;
+        self.dir.open.sync_all()?;
         self.files.insert(number, size);
         self.bytes += size;
         Ok(())
@@ -193,104 +161,6 @@ impl Spool {
     }
 }
 
-/// A directory in the spool that is exclusively ours, and that no other heapbpf uses.
-#[derive(Debug)]
-pub struct OwnDir {
-    /// Its name, for messages.
-    pub named: PathBuf,
-    open: File,
-    /// The directory, by its descriptor.
-    pub path: PathBuf,
-    lock: File,
-}
-
-impl OwnDir {
-    /// Opens the directory `name` in the spool's directory, and creates both if needed.
-    ///
-    /// # Errors
-    /// It cannot be created, others could change what is in it, or another heapbpf uses it.
-    pub fn open(above: &Path, name: &str) -> Result<Self, SpoolError> {
-        let named = above.join(name);
-        let failed = |source| SpoolError::Io { dir: named.clone(), source };
-        let open = own_dir(above, &named)?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path.join(LOCK))
-            .map_err(failed)?;
-        lock.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf uses it")),
-            fs::TryLockError::Error(error) => failed(error),
-        })?;
-        Ok(Self { named, open, path, lock })
-    }
-
-    /// Opens a file in it for reading and appending. If there is none, creates one or returns `None`.
-    ///
-    /// # Errors
-    /// It cannot be opened, or it is not a regular file that only we may write.
-    pub fn file(&self, name: &str, create: bool) -> Result<Option<File>, SpoolError> {
-        let dir = self.named.join(name);
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(create).mode(0o600);
-        let opened = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.path.join(name));
-        let file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
-                return Err(SpoolError::NotOurs { dir, what: "it is not a regular file".into() });
-            }
-            opened => opened.map_err(|source| SpoolError::Io { dir: dir.clone(), source })?,
-        };
-        let metadata = file.metadata().map_err(|source| SpoolError::Io { dir: dir.clone(), source })?;
-        // SAFETY: `geteuid` takes no arguments and cannot fail.
-        let own = unsafe { libc::geteuid() };
-        if !metadata.is_file() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
-            let what = "it is not a regular file that only heapbpf may write".into();
-            return Err(SpoolError::NotOurs { dir, what });
-        }
-        Ok(Some(file))
-    }
-}
-
-/// Opens a directory of the spool, and creates it if needed. Follows no link in its place, and no other user's link in
-/// the place of the directory above.
-fn own_dir(above: &Path, dir: &Path) -> Result<File, SpoolError> {
-    let failed = |source| SpoolError::Io { dir: dir.into(), source };
-    let not_ours = |dir: &Path, what: String| Err(SpoolError::NotOurs { dir: dir.into(), what });
-    // SAFETY: `geteuid` takes no arguments and cannot fail.
-    let own = unsafe { libc::geteuid() };
-    if let Ok(metadata) = fs::symlink_metadata(above)
-        && metadata.is_symlink()
-        && metadata.uid() != own
-    {
-        return not_ours(above, format!("it is a symbolic link of another user (uid {})", metadata.uid()));
-    }
-    DirBuilder::new().recursive(true).mode(0o700).create(above).map_err(failed)?;
-    match DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
-    }
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let open = match OpenOptions::new().read(true).custom_flags(flags).open(dir) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR)) => {
-            return not_ours(dir, "it is not a directory".into());
-        }
-        opened => opened.map_err(failed)?,
-    };
-    let metadata = open.metadata().map_err(failed)?;
-    if metadata.uid() != own {
-        return not_ours(dir, format!("it belongs to another user (uid {})", metadata.uid()));
-    }
-    if metadata.mode() & 0o022 != 0 {
-        return not_ours(dir, format!("others may write to it (mode {:03o})", metadata.mode() & 0o777));
-    }
-    Ok(open)
-}
-
 /// Reads a regular file, up to this size. Returns `None` if there is none.
 fn read(path: &Path, most_bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
@@ -313,7 +183,9 @@ fn number_of(path: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
@@ -456,10 +328,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(&SpoolOptions { dir: dir.path().into(), most_bytes: 1 << 20 }, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
-        let there = std::mem::replace(&mut spool.dir, "/dev/null".into());
+        let there = std::mem::replace(&mut spool.dir.path, "/dev/null".into());
         let (first, removed) = spool.first();
         assert_eq!((first.unwrap_err().raw_os_error(), removed, spool.waiting().0), (Some(libc::ENOTDIR), 0, 3));
-        spool.dir = there;
+        spool.dir.path = there;
         assert_eq!(body(&mut spool), Some(1));
         // What is no batch and never becomes one does not stay in the way.
         fs::remove_file(spool.path(0)).unwrap();

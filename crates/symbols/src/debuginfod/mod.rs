@@ -12,13 +12,10 @@ pub mod settings;
 mod tests;
 
 use std::fmt;
-use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use client::Client;
 use settings::Settings;
-
-use super::progress::Progress;
 
 /// A client, shared by everything that looks for files.
 #[derive(Clone)]
@@ -30,25 +27,8 @@ impl Debuginfod {
         Self(Arc::new(Mutex::new(Client::new(settings))))
     }
 
-    /// Reports downloads to `progress` from now on.
-    pub fn report_to(&self, progress: Arc<Progress>) {
-        self.client().report_to(progress);
-    }
-
-    /// Begins a batch. Its downloads together have a time limit.
-    pub fn begin_batch(&self) {
-        self.client().begin_batch();
-    }
-
-    /// Returns the debug file with this build ID, from the cache or from a server. May take minutes.
-    ///
-    /// # Errors
-    /// Returns a text for the user that says why there is none.
-    pub fn find(&self, build_id: &[u8]) -> Result<File, String> {
-        self.client().find(build_id)
-    }
-
-    fn client(&self) -> MutexGuard<'_, Client> {
+    /// The client, which others wait for meanwhile. A download may take minutes.
+    pub fn lock(&self) -> MutexGuard<'_, Client> {
         // A panic leaves the client usable: what it did not download is requested again.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

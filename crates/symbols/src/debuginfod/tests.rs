@@ -35,14 +35,15 @@ impl Setting {
         self.dir.path().join("cache")
     }
 
+    /// A client that waits longer than any server here takes on a busy machine.
     fn client(&self, servers: &[&Server]) -> Client {
+        self.client_within(servers, [Duration::from_secs(60); 2])
+    }
+
+    /// A client that waits so long for a byte, and for a file.
+    fn client_within(&self, servers: &[&Server], [silence, file_time]: [Duration; 2]) -> Client {
         let servers = servers.iter().map(|server| server.url.clone()).collect();
-        let limits = Limits {
-            file_bytes: 1 << 20,
-            silence: Duration::from_millis(300),
-            file_time: Duration::from_secs(1),
-            ..Limits::default()
-        };
+        let limits = Limits { file_bytes: 1 << 20, silence, file_time, ..Limits::default() };
         Client::new(Settings { servers, cache: Some(self.cache()), limits })
     }
 
@@ -201,8 +202,9 @@ fn hostile_servers_are_left_alone() {
             "",
         ),
     ];
+    let limits = [1, 3].map(Duration::from_secs);
     for (server, part) in &servers {
-        let mut client = setting.client(&[server]);
+        let mut client = setting.client_within(&[server], limits);
         let why = client.find(&setting.id).expect_err(part);
         assert!(why.starts_with(&server.url) && why.contains(part), "{part}: {why}");
         assert_eq!(setting.kept(), [] as [u64; 0], "{why}");
@@ -216,7 +218,7 @@ fn hostile_servers_are_left_alone() {
         }
         // Another server's file is used.
         let good = Server::saying("200 OK", setting.file.clone());
-        assert!(setting.client(&[server, &good]).find(&setting.id).is_ok(), "{why}");
+        assert!(setting.client_within(&[server, &good], limits).find(&setting.id).is_ok(), "{why}");
         fs::remove_dir_all(setting.cache()).expect("ours");
     }
     let refused = Server { url: "http://127.0.0.1:1".into(), requests: Arc::default() };

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use heapbpf_unwind::dwarf::{Capture, Flaws};
 use sampler_ebpf::abi::Registers;
 
 use super::own_maps;
@@ -13,6 +14,18 @@ pub struct OwnCapture {
     pub registers: Registers,
     /// Stack from `registers.sp` up.
     pub stack: Vec<u8>,
+}
+
+impl OwnCapture {
+    /// The capture as an unwinder takes it, without calls in flight.
+    pub fn input(&self) -> Capture<'_> {
+        Capture {
+            registers: &self.registers,
+            stack: self.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        }
+    }
 }
 
 thread_local! {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
+use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use heapbpf_unwind::raw::RawStack;
 
 use super::{OwnCapture, OwnProcess, capture_here, take_capture};
@@ -28,11 +28,6 @@ pub fn captured(depth: u32) -> OwnCapture {
 
 /// Unwinds a capture of this process with a new unwinder.
 pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
-    let capture = Capture {
-        registers: &capture.registers,
-        stack: capture.stack.as_slice().into(),
-        in_flight: &[],
-        flaws: Flaws::default(),
-    };
-    Unwinder::new(Limits::default(), process.address_bits()).unwind(&mut process.clone(), &process.space(), capture)
+    let mut unwinder = Unwinder::new(Limits::default(), process.address_bits());
+    unwinder.unwind(&mut process.clone(), &process.space(), capture.input())
 }

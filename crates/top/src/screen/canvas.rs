@@ -44,17 +44,11 @@ impl Canvas<'_> {
 /// A text without terminal control characters, cut to at most `columns`. Only a few consecutive zero-width marks are
 /// kept.
 pub(super) fn shown(text: &str, columns: usize) -> String {
-    if !text.is_ascii() {
-        let mut marks = 0;
-        let kept = text.chars().filter(|c| {
-            marks = if width(c.encode_utf8(&mut [0; 4])) == 0 { marks + 1 } else { 0 };
-            marks <= MOST_MARKS
-        });
-        let kept: String = kept.take(columns.saturating_mul(CHARACTERS_PER_COLUMN) + 1).collect();
-        return clip(&kept, columns);
-    }
-    match text.char_indices().nth(columns.saturating_mul(CHARACTERS_PER_COLUMN)) {
-        Some((end, _)) => clip(&text[..end], columns),
-        None => clip(text, columns),
-    }
+    let mut marks = 0;
+    let kept = text.chars().filter(|c| {
+        marks = if width(c.encode_utf8(&mut [0; 4])) == 0 { marks + 1 } else { 0 };
+        marks <= MOST_MARKS
+    });
+    let kept: String = kept.take(columns.saturating_mul(CHARACTERS_PER_COLUMN) + 1).collect();
+    clip(&kept, columns)
 }

@@ -1,19 +1,26 @@
 //! Texts of figures and names.
 
-use heapbpf_profile::report::chain::Call;
-use heapbpf_profile::report::text::{clip, width};
-use heapbpf_profile::units;
+use heapbpf_profile::report::text::{clip_middle, width};
 
-use crate::sums::Tally;
-use crate::world::World;
+use crate::world::ARROW;
 
-pub(super) fn leaves_name(world: &World, function: u32) -> String {
-    world.leaves.function_name(function).to_owned()
-}
-
-pub(super) fn figure_of(world: &World, tally: &Tally) -> String {
-    let what = if world.is_live() { "in use" } else { "allocated" };
-    format!("{} {what}", units::bytes(world.size(&tally.sums)))
+/// The names of a stack's calls, the innermost first, in at most `columns`. Calls in the middle give way first, then
+/// the outermost one. The first name is cut only if it is too long by itself, and then in its middle.
+pub(super) fn chain(names: &[&str], columns: usize) -> String {
+    let all = names.join(ARROW);
+    let Some((last, [first, between @ ..])) = names.split_last().filter(|_| width(&all) > columns) else {
+        return clip_middle(&all, columns);
+    };
+    for end in [&[*last][..], &[]] {
+        for kept in (0..=between.len()).rev() {
+            let shown: Vec<&str> = [&[*first][..], &between[..kept], &["…"][..], end].concat();
+            let text = shown.join(ARROW);
+            if width(&text) <= columns {
+                return text;
+            }
+        }
+    }
+    clip_middle(first, columns)
 }
 
 /// Joins facts into as few lines as possible.
@@ -28,7 +35,24 @@ pub(super) fn joined(facts: &[String], columns: usize) -> Vec<String> {
     lines
 }
 
-/// A call with its source line.
-pub(super) fn call_line(call: &Call, columns: usize) -> String {
-    clip(&format!("{}  {}", call.name, call.place), columns)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_in_the_middle_of_a_stack_give_way_first() {
+        let names = ["grow", "parse_value", "handle", "main"];
+        for (columns, text) in [
+            (40, "grow ← parse_value ← handle ← main"),
+            (33, "grow ← parse_value ← … ← main"),
+            (20, "grow ← … ← main"),
+            (12, "grow ← …"),
+            (6, "grow"),
+            (3, "gr…"),
+        ] {
+            assert_eq!(chain(&names, columns), text);
+        }
+        assert_eq!(chain(&["shop::Catalogue::audit", "main"], 14), "shop::C…:audit");
+        assert_eq!(chain(&[], 9), "");
+    }
 }

@@ -2,11 +2,10 @@
 
 use super::{Action, Purpose, Top};
 use crate::entries::{Matching, scope};
-use crate::flame::neighbour;
 use crate::key::Key;
-use crate::row::Entry;
-use crate::tree;
-use crate::view::{Kind, Root, RowId, Sort, View};
+use crate::layout::Cell;
+use crate::tree::{self, neighbour};
+use crate::view::{Entry, Kind, Root, RowId, View};
 use crate::world::World;
 
 /// Maximum length of a filter or search text.
@@ -26,10 +25,11 @@ impl Top {
                 _ => self.help = false,
             },
             Key::Char('q') => return Some(Action::Quit),
-            Key::Char('w') => return Some(Action::Write),
+            Key::Char('w') if !self.has_totals_only => return Some(Action::Write),
             Key::Char('?' | 'h') => self.help = true,
             Key::Char(' ') => self.freeze(),
             _ if self.world.is_none() => {}
+            _ if self.has_totals_only => self.message = Some("the names of functions are awaited".into()),
             _ if self.view().kind == Kind::Flame => self.flame_key(key),
             _ => self.table_key(key),
         }
@@ -61,7 +61,7 @@ impl Top {
             Key::Char('s') => self.sort(|view| (view.sort.next(), false)),
             Key::Char('r') => self.sort(|view| (view.sort, !view.reversed)),
             Key::Char(digit @ '1'..='7') => {
-                let wanted = Sort::ALL[digit as usize - '1' as usize];
+                let wanted = Cell::SORTED[digit as usize - '1' as usize];
                 self.sort(|view| (wanted, view.sort == wanted && !view.reversed));
             }
             Key::Char('f') => self.input = Some((Purpose::Filter, self.view().filter.clone())),
@@ -69,6 +69,7 @@ impl Top {
             Key::Char('c') => self.tree_of_selected(Root::Callers),
             Key::Char('d') => self.tree_of_selected(Root::Callees),
             Key::Char('t') => self.open_tree(Root::Outermost),
+            Key::Char('p') => self.divide(),
             Key::Char('F') => self.push(self.view().inside(Kind::Flame)),
             Key::Char('m') => self.mark(true),
             Key::Char('M') => self.mark(false),
@@ -96,20 +97,11 @@ impl Top {
                 }
                 return;
             }
-            Key::Char('t' | 'm' | 'M') => {
-                self.choose(key);
-                return;
-            }
-            Key::Char('c' | 'd') => {
+            Key::Char('t' | 'm' | 'M') => return self.choose(key),
+            Key::Char(c @ ('c' | 'd')) => {
+                let root = if c == 'c' { Root::Callers } else { Root::Callees };
                 let function = self.boxes.get(at).and_then(|it| it.path.last().copied());
-                if let Some(function) = function {
-                    self.open_tree(if key == Key::Char('c') {
-                        Root::Callers(function)
-                    } else {
-                        Root::Callees(function)
-                    });
-                }
-                return;
+                return function.into_iter().for_each(|function| self.open_tree(root(function)));
             }
             _ => return,
         };
@@ -118,35 +110,24 @@ impl Top {
     }
 
     fn typed(&mut self, key: Key) {
-        let Some((purpose, text)) = &mut self.input else { return };
-        let purpose = *purpose;
-        match key {
-            Key::Char(c) if text.len() < LONGEST_INPUT => text.push(c),
-            Key::Backspace => {
+        let Some((purpose, mut text)) = self.input.take() else { return };
+        match (key, purpose) {
+            (Key::Escape, Purpose::Search) | (Key::Enter, Purpose::Filter) => return,
+            (Key::Escape, Purpose::Filter) => return self.filter(String::new()),
+            (Key::Enter, Purpose::Search) => {
+                self.search = text;
+                return self.search(0);
+            }
+            (Key::Char(c), _) if text.len() < LONGEST_INPUT => text.push(c),
+            (Key::Backspace, _) => {
                 text.pop();
-            }
-            Key::Escape => {
-                self.input = None;
-                if purpose == Purpose::Filter {
-                    self.filter(String::new());
-                }
-                return;
-            }
-            Key::Enter => {
-                let text = std::mem::take(text);
-                self.input = None;
-                if purpose == Purpose::Search {
-                    self.search = text;
-                    self.search(0);
-                }
-                return;
             }
             _ => {}
         }
         if purpose == Purpose::Filter {
-            let text = self.input.as_ref().map_or_else(String::new, |(_, text)| text.clone());
-            self.filter(text);
+            self.filter(text.clone());
         }
+        self.input = Some((purpose, text));
     }
 
     fn filter(&mut self, text: String) {
@@ -184,7 +165,7 @@ impl Top {
         (view.cursor, view.selected) = (index, id);
     }
 
-    fn sort(&mut self, how: impl FnOnce(&View) -> (Sort, bool)) {
+    fn sort(&mut self, how: impl FnOnce(&View) -> (Cell, bool)) {
         if self.view().is_tree() {
             self.message = Some("a tree is always sorted by size".into());
             return;
@@ -220,12 +201,10 @@ impl Top {
         let kind = self.view().kind;
         match (entry.id, kind) {
             (RowId::Program(program), _) => {
-                let view = View { program: Some(program), ..self.view().inside(Kind::Functions) };
-                self.push(view);
+                self.push(View { program: Some(program), ..self.view().inside(Kind::Functions) });
             }
             (RowId::Function(function), _) => {
-                let view = View { through: Some(function), ..self.view().inside(Kind::Stacks) };
-                self.push(view);
+                self.push(View { through: Some(function), ..self.view().inside(Kind::Stacks) });
             }
             (RowId::Path(path), Kind::Tree(root)) => match entry.is_open {
                 Some(false) => self.with_scope(|world, view, scope| tree::open(world, view, root, &path, scope)),

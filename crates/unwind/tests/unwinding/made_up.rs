@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use heapbpf_testing::own_process::{OwnProcess, captured, unwind};
-use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Limits, Unwinder};
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};
 use heapbpf_unwind::memory::{Memory, Missing, word};
@@ -82,7 +82,7 @@ fn any_memory_gives_the_stack_of_a_copy() {
         let files = &mut process.clone();
         let stack = unwinder.unwind_in(files, &process.space(), &capture.registers, &[], &mut memory);
         assert_eq!(stack, expected);
-        assert!(!unwinder.was_repeated(), "only copies are cached");
+        assert!(!unwinder.was_repeated, "only copies are cached");
     }
     assert_eq!((unwinder.statistics().stacks, unwinder.statistics().complete), (2, 2));
     // Without memory, only the caller is known, and the reason is not that the stack copy is too small.
@@ -153,12 +153,7 @@ fn return_addresses_of_in_flight_calls_are_restored() {
     process.add_mapping(trampoline..trampoline + 4096, "[uprobes]");
     let sp = capture.registers.sp + at as u64;
     let unwound = |in_flight: &[InFlightCall]| {
-        let capture = Capture {
-            registers: &capture.registers,
-            stack: capture.stack.as_slice().into(),
-            in_flight,
-            flaws: Flaws::default(),
-        };
+        let capture = Capture { in_flight, ..capture.input() };
         Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
     };
     assert_eq!(unwound(&[InFlightCall::default(), InFlightCall { sp, caller }]), whole);
@@ -186,28 +181,23 @@ fn bits_above_the_address_are_ignored() {
 fn forgotten_processes_are_walked_again() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(5);
-    let input = Capture {
-        registers: &capture.registers,
-        stack: capture.stack.as_slice().into(),
-        in_flight: &[],
-        flaws: Flaws::default(),
-    };
+    let input = capture.input();
     let mut unwinder = Unwinder::default();
     let unwound = |unwinder: &mut Unwinder| {
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), input);
-        (stack, unwinder.was_repeated())
+        (stack, unwinder.was_repeated)
     };
     let (first, repeated) = unwound(&mut unwinder);
     assert!(!repeated && unwound(&mut unwinder).1);
-    unwinder.forget(&HashSet::from([ProcessKey::default()]));
+    unwinder.stacks.forget(&HashSet::from([ProcessKey::default()]));
     assert!(unwound(&mut unwinder).1, "another process");
-    unwinder.forget(&HashSet::from([process.space().key]));
+    unwinder.stacks.forget(&HashSet::from([process.space().key]));
     let (again, repeated) = unwound(&mut unwinder);
     assert!(!repeated && Arc::ptr_eq(&first, &again), "equal stacks are still shared");
-    assert!(Arc::ptr_eq(&first, &unwinder.intern((*first).clone())));
+    assert!(Arc::ptr_eq(&first, &unwinder.stacks.intern((*first).clone())));
     let copy = (*first).clone();
     drop((first, again));
-    unwinder.forget(&HashSet::from([process.space().key]));
-    unwinder.sweep();
-    assert_eq!(Arc::strong_count(&unwinder.intern(copy)), 2, "nobody else holds it: the unwinder, and this test");
+    unwinder.stacks.forget(&HashSet::from([process.space().key]));
+    unwinder.stacks.sweep();
+    assert_eq!(Arc::strong_count(&unwinder.stacks.intern(copy)), 2, "only the unwinder and this test hold it");
 }

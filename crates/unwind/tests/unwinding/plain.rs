@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use heapbpf_testing::own_process::{OwnCapture, OwnProcess, captured, unwind};
 use heapbpf_unwind::AddressBits;
-use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
+use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 #[test]
@@ -44,16 +44,7 @@ fn depth_is_limited() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(40);
     let mut unwinder = Unwinder::new(Limits { max_depth: 10, ..Limits::default() }, AddressBits::default());
-    let stack = unwinder.unwind(
-        &mut process.clone(),
-        &process.space(),
-        Capture {
-            registers: &capture.registers,
-            stack: capture.stack.as_slice().into(),
-            in_flight: &[],
-            flaws: Flaws::default(),
-        },
-    );
+    let stack = unwinder.unwind(&mut process.clone(), &process.space(), capture.input());
     assert_eq!(stack.frames.len(), 10);
     assert_eq!(stack.completeness, Completeness::Truncated(Reason::DepthLimit));
 }
@@ -75,13 +66,7 @@ fn repetition_is_recognized_exactly() {
     let mut unwinder = Unwinder::default();
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
-        let stack = Capture {
-            registers: &capture.registers,
-            stack: capture.stack.as_slice().into(),
-            in_flight: &[],
-            flaws: Flaws::default(),
-        };
-        let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
+        let stack = unwinder.unwind(&mut process.clone(), &process.space(), capture.input());
         (stack, unwinder.statistics().repeated)
     };
     let (first, repeated) = unwind(&capture);
@@ -112,16 +97,7 @@ fn sections_stay_within_their_budget() {
     let capture = captured(5);
     // Less than any module needs: each is read again when needed, and the stack is the same.
     let mut unwinder = Unwinder::new(Limits { section_bytes: 1, ..Limits::default() }, AddressBits::default());
-    let stack = unwinder.unwind(
-        &mut process.clone(),
-        &process.space(),
-        Capture {
-            registers: &capture.registers,
-            stack: capture.stack.as_slice().into(),
-            in_flight: &[],
-            flaws: Flaws::default(),
-        },
-    );
+    let stack = unwinder.unwind(&mut process.clone(), &process.space(), capture.input());
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);
 }

@@ -1,18 +1,17 @@
 //! Floods of what a target can have many of: mappings, stacks, threads, short processes. Each is recorded correctly, or
-//! the profile says what is missing, in bounded memory. `cargo xtask torture flood` writes the figures into
-//! docs/reliability.md.
+//! the profile says what is missing, in bounded memory. `cargo xtask torture flood` prints the figures.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::Hook;
+use heapbpf_tests::inline::{Hook, recorder};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, cpu_time};
-use heapbpf_tests::torture::{accounted, lasting, name_of, not_run, readable, recorder, seen};
+use heapbpf_tests::torture::{accounted, lasting, name_of, not_run, readable, seen};
 
 /// Half of the unit's memory limit for heapbpf.
 const MOST_MEMORY_BYTES: u64 = 1 << 30;

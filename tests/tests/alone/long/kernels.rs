@@ -76,9 +76,8 @@ fn a_kernel_that_is_too_old_is_named() {
 fn exact_with(name: &str, arguments: &[&str], options: &[[&str; 2]]) {
     let mut target = Target::start(&program(name), arguments);
     let recorder = Recorder::of(target.pid(), 1);
-    let recording = options.iter().fold(recorder, |it, [name, value]| it.option(name, value)).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
+    let (profile, stats, truth) =
+        options.iter().fold(recorder, |it, [name, value]| it.option(name, value)).results_of(&mut target);
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
@@ -143,9 +142,9 @@ fn mappings_that_threads_make_while_others_do() {
         if (reported, stats.other["system_calls_lost"]) == (0, 0) {
             checks::sites(&profile, &truth, 1, Compare::All);
         }
-        println!("{missing} of {} calls are missing, {reported} are told of", truth.allocs());
+        println!("{missing} of {} calls are missing, {reported} are reported", truth.allocs());
     }
-    report("mappings that threads make while others do", "exact, or told");
+    report("mappings that threads make while others do", "exact, or reported");
 }
 
 /// Follows family.c into its second process.
@@ -189,9 +188,8 @@ fn the_whole_host() {
     let Some(_usable) = usable("the_whole_host") else { return };
     let mut target = Target::start(&program("mix"), ["400"]);
     // By default a process is counted only once it is active.
-    let recording = Recorder::new().interval(1).flag("--all").option("--hook", "probe").start();
-    let truth = target.run();
-    let (profile, _) = recording.stop().results();
+    let (profile, _, truth) =
+        Recorder::new().interval(1).flag("--all").option("--hook", "probe").results_of(&mut target);
     checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
     report("`--all`", EXACT);
 }
@@ -226,9 +224,8 @@ fn mappings() {
     let Some((_turn, found)) = usable("mappings") else { return };
     assert!(works(found, "system calls"), "{found}");
     let mut target = Target::start(&program("mix"), ["400"]);
-    let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--hook", "probe").start();
-    let truth = target.run();
-    let (profile, _) = recording.stop().results();
+    let (profile, _, truth) =
+        Recorder::of(target.pid(), 1).flag("--mmap").option("--hook", "probe").results_of(&mut target);
     checks::sites(&profile, &truth, 1, Compare::All);
     report("`--mmap`", EXACT);
 }
@@ -267,9 +264,7 @@ fn killed_with_all_its_helpers() {
         assert!(was_killed(killed), "it was not killed");
         until("an empty group", || group.processes().is_empty());
         group.recover();
-        let recording = inline::recorder(target.pid(), hook, 1).start();
-        let truth = target.run();
-        let (profile, _) = recording.stop().results();
+        let (profile, _, truth) = inline::recorder(target.pid(), hook, 1).results_of(&mut target);
         checks::sites(&profile, &truth, 1, Compare::All);
         println!("{hook:?}: killed by {how}");
     }

@@ -2,7 +2,6 @@
 
 mod coverage;
 mod floods;
-mod growth;
 mod kernels;
 mod python_objects_harmless;
 mod soak;

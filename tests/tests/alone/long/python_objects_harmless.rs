@@ -4,7 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::doctor::clean;
+use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::guardian::{cleaners_of, kill, kill_all_of};
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::recorder::Recorder;
@@ -99,9 +100,8 @@ fn a_busy_python_stays_right_whoever_is_killed() {
     }
     println!("{case}: {hooked} of {cycles} recordings hooked it inline");
     assert!(hooked * 2 > cycles, "{hooked} of {cycles}");
-    let clean = || Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
     until("what is left to be taken out", || {
-        clean().expect("the binary under test runs");
+        clean(pid);
         !is_hooked(pid)
     });
     std::thread::sleep(Duration::from_millis(200));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::{heapbpf, turn};
 use heapbpf_tests::guardian::{cleaners_of, demanglers_of, guardians_of, leaks};
-use heapbpf_tests::inline::{Hook, is_hooked};
+use heapbpf_tests::inline::{Hook, is_hooked, recorder};
 use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
@@ -17,16 +17,14 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, cpu_time, until};
 use heapbpf_tests::torture::{
     Doomed, Limited, Small, Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run,
-    nothing_stays_in, readable, recorder, seen, times, was_killed,
+    nothing_stays_in, readable, seen, times, was_killed, with_each_hook,
 };
 
 /// heapbpf attaches and detaches again and again, at intervals that sample much and little.
 #[test]
 fn attached_and_detached() {
     let Some(_turn) = turn("torture_attached_and_detached") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
+    with_each_hook(("attached and detached", times(3)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let (mut as_wanted, mut hits) = (0, 0);
         for cycle in 0..times(3) {
             let interval = [1 << 20, 4096, 65536][cycle as usize % 3];
@@ -36,21 +34,16 @@ fn attached_and_detached() {
             assert!(stats.hits > 0, "cycle {cycle}: {stats:?}");
             hits += stats.hits;
         }
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
         assert!(as_wanted > 0, "never hooked as wanted");
-        let what = format!("nothing left, target right ({answer}); {as_wanted} hooked as asked; {hits} calls counted");
-        seen("attached and detached", name_of(hook), times(3), &what);
-    }
+        Some(format!("{as_wanted} hooked as asked; {hits} calls counted"))
+    });
 }
 
 /// heapbpf is killed at any moment: before it has begun, while it attaches, and while it records.
 #[test]
 fn killed() {
     let Some(_turn) = turn("torture_killed") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let mut target = Unharmed::start();
+    with_each_hook(("heapbpf killed (SIGKILL)", times(4)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let pid = target.pid().to_string();
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (mut with_links, mut hooked) = (0, 0);
@@ -91,14 +84,8 @@ fn killed() {
             assert!(!is_hooked(target.pid()), "kill {kill}");
             with_links += u32::from(!held.is_empty());
         }
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
-        let what = format!(
-            "no probe, no link and no inline hook left, target right ({answer}); {with_links} killed with links, {hooked} with \
-             inline hooks"
-        );
-        seen("heapbpf killed (SIGKILL)", name_of(hook), times(4), &what);
-    }
+        Some(format!("{with_links} killed with links, {hooked} with inline hooks"))
+    });
 }
 
 /// The kernel kills heapbpf because its memory cgroup is full. Its guardian is in the same cgroup.
@@ -142,14 +129,12 @@ fn killed_for_want_of_memory() {
 fn killed_with_all_its_helpers() {
     let fault = "heapbpf, guardian and cleaner killed at once";
     let Some(_turn) = turn("torture_killed_with_all_its_helpers") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
+    with_each_hook((fault, times(2)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let name = format!("heapbpf-torture-all-{}-{}", std::process::id(), name_of(hook));
         let Some(group) = Doomed::new(&name) else {
             not_run(fault, name_of(hook), "no cgroup2 whose processes can be killed at once");
-            return;
+            return None;
         };
-        let target = Unharmed::start();
         let (mut killed, mut hooked, mut how) = (BTreeSet::new(), 0, "");
         for time in 0..times(2) {
             let words = group.words();
@@ -176,17 +161,13 @@ fn killed_with_all_its_helpers() {
                 assert!(stats.hits > 0, "{stats:?}");
             }
         }
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
-        let leaks = leaks(&killed);
-        let what = format!(
+        Some(format!(
             "{} processes killed by {how}; {hooked} times hooks stayed, and the next heapbpf or doctor --clean took them out; \
-             {} probes leaked by the kernel; target right ({answer})",
+             {} probes leaked by the kernel",
             killed.len(),
-            leaks.len()
-        );
-        seen(fault, name_of(hook), times(2), &what);
-    }
+            leaks(&killed).len()
+        ))
+    });
 }
 
 /// Limits how many files a process may open from now on.
@@ -202,9 +183,7 @@ fn limit_files(pid: u32, most: u64) {
 fn without_file_descriptors() {
     let fault = "no file descriptors";
     let Some(_turn) = turn("torture_without_file_descriptors") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
+    with_each_hook((fault, times(2) + 1), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let (mut began, mut refused) = (0, Vec::new());
         let limits = [24_u32, 256, 512, 8].into_iter().cycle().take(times(2) as usize);
         for limit in limits {
@@ -235,17 +214,14 @@ fn without_file_descriptors() {
         readable(&outcome.stderr);
         let words = outcome.stderr.to_lowercase();
         assert!(outcome.status.code() == Some(0) || words.contains("too many open files"), "{}", outcome.stderr);
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
         refused.sort_unstable();
         refused.dedup();
-        let what = format!(
+        Some(format!(
             "{began} recorded, the others said which limit to raise (with {refused:?}); with none left while it records \
-             its exit status is {:?}; nothing left, target right ({answer})",
+             its exit status is {:?}",
             outcome.status.code()
-        );
-        seen(fault, name_of(hook), times(2) + 1, &what);
-    }
+        ))
+    });
 }
 
 /// The disk is too full for its files: heapbpf says which file and why, and its target continues.
@@ -253,16 +229,14 @@ fn without_file_descriptors() {
 fn without_space_on_the_disk() {
     let fault = "disk full";
     let Some(_turn) = turn("torture_without_space_on_the_disk") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
-        let mut statuses = std::collections::BTreeSet::new();
+    with_each_hook((fault, times(1)), Unharmed::start, Unharmed::ends_well, |hook, target| {
+        let mut statuses = BTreeSet::new();
         for _ in 0..times(1) {
             let recorder = recorder(target.pid(), hook, 4096).option("--every", "300ms");
             let dir = recorder.dir().to_path_buf();
             let Some(_full) = Small::mount(&dir, 16 << 10) else {
                 not_run(fault, name_of(hook), "no file system can be mounted here");
-                return;
+                return None;
             };
             let recording = recorder.start();
             std::thread::sleep(lasting(1));
@@ -280,22 +254,15 @@ fn without_space_on_the_disk() {
                 assert!(text.is_empty() || whole, "{name} is cut: {} bytes", text.len());
             }
         }
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
-        let what =
-            format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({answer})");
-        seen(fault, name_of(hook), times(1), &what);
-    }
+        Some(format!("\"No space left on device\", exit status {statuses:?}"))
+    });
 }
 
 /// No file may have a byte. The signal for that ends programs that do not expect it.
 #[test]
 fn with_a_limit_on_the_size_of_files() {
-    let fault = "no file may have a byte";
     let Some(_turn) = turn("torture_with_a_limit_on_the_size_of_files") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
+    with_each_hook(("no file may have a byte", times(1)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         for _ in 0..times(1) {
             let words = ["prlimit", "--fsize=0:0"].map(OsStr::new);
             let recording = recorder(target.pid(), hook, 4096).through(&words).start();
@@ -305,11 +272,8 @@ fn with_a_limit_on_the_size_of_files() {
             assert!(outcome.stderr.to_lowercase().contains("file too large"), "{}", outcome.stderr);
             assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
         }
-        no_link_is_orphaned(&before);
-        let answer = target.ends_well();
-        let what = format!("\"File too large\", exit status 1; nothing left, target right ({answer})");
-        seen(fault, name_of(hook), times(1), &what);
-    }
+        Some("\"File too large\", exit status 1".to_owned())
+    });
 }
 
 /// Counts what did not fit.

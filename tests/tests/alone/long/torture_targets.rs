@@ -1,20 +1,22 @@
 //! Targets in states that are hard for a profiler, each with both ways of hooking. Each test is a row of `cargo xtask
 //! torture`, which repeats it. Here it is a short round.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::environment::{tool_or_install, turn};
-use heapbpf_tests::inline::{Hook, is_hooked};
+use heapbpf_tests::guardian::signal;
+use heapbpf_tests::inline::{Hook, is_hooked, recorder};
 use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::others::{Beside, Bpftrace};
 use heapbpf_tests::output::Stats;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, cpu_time, until, wait};
+use heapbpf_tests::target::{Target, cpu_time, state_of, tracer_of, until, wait};
 use heapbpf_tests::torture::{
-    Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in, readable, recorder,
-    seen, times,
+    Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in, readable, seen,
+    times, with_each_hook,
 };
 
 fn enduring(arguments: &[&str]) -> Target {
@@ -29,23 +31,6 @@ fn ends_well(mut target: Target) -> String {
     assert!(reply.starts_with("OK"), "{reply}");
     assert!(target.end().success(), "it came to harm");
     reply
-}
-
-/// The state of a process from `/proc/PID/stat`.
-fn state_of(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(") ").next()?.chars().next()
-}
-
-fn tracer_of(pid: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).expect("the kernel tells it");
-    line.trim().parse().expect("a number")
-}
-
-fn signal(pid: u32, signal: libc::c_int) {
-    // SAFETY: `kill` takes plain integers; the child has not been waited for.
-    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0, "it runs");
 }
 
 /// Describes how a process was hooked, and why not as requested.
@@ -67,22 +52,19 @@ fn under_strace() {
     let fault = "target under strace";
     let Some(_turn) = turn("torture_under_strace") else { return };
     let Some(strace) = tool_or_install("strace", "strace") else { return not_run(fault, "both", "no strace") };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = enduring(&["threads", "16"]);
+    let start = || enduring(&["threads", "16"]);
+    with_each_hook((fault, times(1)), start, ends_well, |hook, target| {
         for _ in 0..times(1) {
             let mut command = Command::new(&strace);
             let tracer = Beside::start(command.args(["-f", "-o", "/dev/null", "-p", &target.pid().to_string()]));
             until("strace traces it", || tracer_of(target.pid()) == tracer.0.id());
             let refused = recorder(target.pid(), hook, 1).refused();
-            assert!(refused.stderr.contains("strace traces it"), "{}", refused.stderr);
+            assert!(refused.stderr.contains("its tracer sees its system calls"), "{}", refused.stderr);
             assert_eq!(tracer_of(target.pid()), tracer.0.id(), "strace still traces it");
             tracer.stop("strace");
         }
-        no_link_is_orphaned(&before);
-        let reply = ends_well(target);
-        seen(fault, name_of(hook), times(1), &format!("refused; strace goes on, target right ({reply})"));
-    }
+        Some("refused; strace goes on".to_owned())
+    });
 }
 
 /// gdb holds the target stopped while heapbpf attaches, lets it run, and stops it again while heapbpf detaches.
@@ -91,11 +73,10 @@ fn under_gdb() {
     let fault = "target under gdb";
     let Some(_turn) = turn("torture_under_gdb") else { return };
     let Some(gdb) = tool_or_install("gdb", "gdb") else { return not_run(fault, "both", "no gdb") };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = enduring(&["threads", "16"]);
+    let start = || enduring(&["threads", "16"]);
+    with_each_hook((fault, times(1)), start, ends_well, |hook, target| {
         let pid = target.pid();
-        let mut how = std::collections::BTreeSet::new();
+        let mut how = BTreeSet::new();
         for _ in 0..times(1) {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let flag = |name: &str| dir.path().join(name);
@@ -124,10 +105,8 @@ fn under_gdb() {
             wait(&mut debugger.0, "gdb");
             until("gdb is gone", || tracer_of(pid) == 0);
         }
-        no_link_is_orphaned(&before);
-        let reply = ends_well(target);
-        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; gdb ends as it should, target right ({reply})"));
-    }
+        Some(format!("hooked {how:?}; gdb ends as it should"))
+    });
 }
 
 /// The system calls that the kernel makes for probes must pass every filter, and heapbpf must not make the target call
@@ -139,7 +118,7 @@ fn under_seccomp() {
     for hook in hooks() {
         for mode in ["strict", "kill", "trap", "errno"] {
             let before = orphaned_links();
-            let mut how = std::collections::BTreeSet::new();
+            let mut how = BTreeSet::new();
             for _ in 0..times(1) {
                 let mut target = enduring(&[mode, "30"]);
                 let recording = recorder(target.pid(), hook, 1).start();
@@ -160,18 +139,15 @@ fn under_seccomp() {
 
 #[test]
 fn stopped() {
-    let fault = "target stopped (SIGSTOP)";
     let Some(_turn) = turn("torture_stopped") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
+    with_each_hook(("target stopped (SIGSTOP)", times(2)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let pid = target.pid();
-        let mut how = std::collections::BTreeSet::new();
+        let mut how = BTreeSet::new();
         for time in 0..times(2) {
             // The target is stopped when heapbpf attaches, when it detaches, or both.
             let (at_first, at_last) = [(true, true), (true, false), (false, true)][time as usize % 3];
             let stop_it = || {
-                signal(pid, libc::SIGSTOP);
+                signal(libc::SIGSTOP, [pid]);
                 until("it stops", || state_of(pid) == Some('T'));
             };
             if at_first {
@@ -179,19 +155,17 @@ fn stopped() {
             }
             let recording = recorder(pid, hook, 4096).start();
             assert_eq!(state_of(pid) == Some('T'), at_first, "it is left as it was");
-            signal(pid, libc::SIGCONT);
+            signal(libc::SIGCONT, [pid]);
             std::thread::sleep(Duration::from_millis(300));
             if at_last {
                 stop_it();
             }
             how.insert(without_numbers(&hooked_how(&accounted(&recording.stop()))));
             assert_eq!(state_of(pid) == Some('T'), at_last, "it is left as it was");
-            signal(pid, libc::SIGCONT);
+            signal(libc::SIGCONT, [pid]);
         }
-        no_link_is_orphaned(&before);
-        let reply = target.ends_well();
-        seen(fault, name_of(hook), times(2), &format!("hooked {how:?}; stays stopped until told, right ({reply})"));
-    }
+        Some(format!("hooked {how:?}; stays stopped until told"))
+    });
 }
 
 /// A zombie has no memory: it is refused. If a target becomes a zombie during a recording, the recording ends, or
@@ -202,12 +176,12 @@ fn a_zombie() {
     let Some(_turn) = turn("torture_a_zombie") else { return };
     for hook in hooks() {
         let before = orphaned_links();
-        let mut said = std::collections::BTreeSet::new();
+        let mut said = BTreeSet::new();
         for _ in 0..times(1) {
             let target = Unharmed::start();
             let pid = target.pid();
             let recording = recorder(pid, hook, 4096).start();
-            signal(pid, libc::SIGKILL);
+            signal(libc::SIGKILL, [pid]);
             until("it is a zombie", || state_of(pid) == Some('Z'));
             // The zombie has not been waited for, and no code runs in it any more.
             let outcome = recording.finish();
@@ -226,11 +200,9 @@ fn a_zombie() {
 /// it may be found before its C library is mapped.
 #[test]
 fn executing_in_a_loop() {
-    let fault = "target exec'ing in a loop";
     let Some(_turn) = turn("torture_executing_in_a_loop") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let mut target = enduring(&["exec"]);
+    let start = || enduring(&["exec"]);
+    with_each_hook(("target exec'ing in a loop", times(2)), start, ends_well, |hook, target| {
         let mut hits = [0, 0];
         for time in 0..times(2) {
             let recorder = match time % 2 {
@@ -242,15 +214,8 @@ fn executing_in_a_loop() {
             hits[time as usize % 2] += accounted(&recording.stop()).hits;
         }
         assert!(hits[0] > 0 && (hits[1] > 0 || times(2) < 2), "nothing was counted: {hits:?}");
-        no_link_is_orphaned(&before);
-        target.go();
-        let reply = target.line();
-        assert!(reply.starts_with("OK"), "{reply}");
-        nothing_stays_in(target.pid());
-        assert!(target.end().success(), "it came to harm");
-        let what = format!("calls counted by its name and by its pid: {hits:?}; target right ({reply})");
-        seen(fault, name_of(hook), times(2), &what);
-    }
+        Some(format!("calls counted by its name and by its pid: {hits:?}"))
+    });
 }
 
 /// Number of threads of the target: some hundreds, or `HEAPBPF_TORTURE_THREADS`.
@@ -262,10 +227,9 @@ fn threads() -> String {
 fn many_threads() {
     let Some(_turn) = turn("torture_many_threads") else { return };
     let fault = format!("target with {} threads", threads());
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = enduring(&["threads", &threads()]);
-        let mut how = std::collections::BTreeSet::new();
+    let start = || enduring(&["threads", &threads()]);
+    with_each_hook((fault.as_str(), times(1)), start, ends_well, |hook, target| {
+        let mut how = BTreeSet::new();
         for _ in 0..times(1) {
             let recording = recorder(target.pid(), hook, 512).start();
             std::thread::sleep(lasting(1));
@@ -275,10 +239,8 @@ fn many_threads() {
             assert!(stats.hits > 0, "{stats:?}");
             how.insert(without_numbers(&hooked_how(&stats)));
         }
-        no_link_is_orphaned(&before);
-        let reply = ends_well(target);
-        seen(&fault, name_of(hook), times(1), &format!("hooked {how:?}; target right ({reply})"));
-    }
+        Some(format!("hooked {how:?}"))
+    });
 }
 
 /// What a second recording of a target costs it: CPU time of a malloc and free pair, the minimum of some rounds. Both
@@ -321,9 +283,7 @@ fn with_other_tracers() {
     if bpftrace.is_none() || perf.is_none() {
         not_run(fault, "both", "the part with bpftrace or with perf: it is not here");
     }
-    for hook in hooks() {
-        let before = orphaned_links();
-        let target = Unharmed::start();
+    with_each_hook((fault, times(1)), Unharmed::start, Unharmed::ends_well, |hook, target| {
         let pid = target.pid();
         let (mut both, mut counts) = (0, [0_u64; 3]);
         for time in 0..times(1) {
@@ -352,11 +312,6 @@ fn with_other_tracers() {
             counts[2] += by_bpftrace.map_or(0, Bpftrace::stop);
         }
         assert!(counts[1] > 0, "{counts:?}");
-        no_link_is_orphaned(&before);
-        let reply = target.ends_well();
-        let what = format!(
-            "hooked as asked {both} times; calls counted by the first, the second and bpftrace: {counts:?}; target right ({reply})"
-        );
-        seen(fault, name_of(hook), times(1), &what);
-    }
+        Some(format!("hooked as asked {both} times; calls counted by the first, the second and bpftrace: {counts:?}"))
+    });
 }

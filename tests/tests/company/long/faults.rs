@@ -22,7 +22,7 @@ use heapbpf_tests::truth::Truth;
 
 /// Number of calls of the target's sites.
 const CALLS: &str = "20000";
-/// The smallest interval at which rings start small.
+/// An interval at which rings start small.
 const GROWS_AT: u64 = 16384;
 
 /// Kinds of recordings, which perform different operations.

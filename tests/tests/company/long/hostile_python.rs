@@ -104,8 +104,7 @@ fn what_an_interpreter_keeps_may_be_rewritten_while_it_is_recorded() {
             }
             let what = format!("{}, {hook:?}", python.display());
             let (mut target, mut other) = (start(&python, BLOCKS), Target::start(&program("mix"), ["2000"]));
-            let recorder = Recorder::of(target.pid(), 1).pid(other.pid()).flag("--no-follow");
-            let recorder = hook.iter().fold(recorder, |recorder, flag| recorder.flag(flag));
+            let recorder = Recorder::of(target.pid(), 1).pid(other.pid()).flag("--no-follow").flags(hook);
             let recording = recorder.option("--ring-bytes", "16MiB").start();
             let begin = Instant::now();
             target.go();
@@ -134,8 +133,7 @@ fn a_recording_may_begin_while_an_interpreter_is_rewritten() {
         }
         let mut target = start(&python, MANY_BLOCKS);
         target.go();
-        let recorder = Recorder::of(target.pid(), 1 << 16).flag("--no-follow");
-        let recording = hook.iter().fold(recorder, |recorder, flag| recorder.flag(flag)).start();
+        let recording = Recorder::of(target.pid(), 1 << 16).flag("--no-follow").flags(hook).start();
         std::thread::sleep(std::time::Duration::from_secs(1));
         let outcome = recording.stop();
         let answer = target.line();

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 
+use heapbpf_bench::quantiles::{median, spread};
 use heapbpf_bench::recording::{self, stop};
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_record::cost::quantiles::{median, spread};
-use heapbpf_record::cost::trial::{Allocator, Baseline, Where};
+use heapbpf_record::cost::trial::{Allocator, Baseline};
 use heapbpf_record::cost::workload::Workload;
 
 use super::Options;
+use super::pairs::{Where, attach};
 use super::pinned::Library;
 
 const PAIRS: u64 = 300_000;
@@ -31,7 +32,7 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
     for _ in 0..options.rounds.div_ceil(8) {
         for (arguments, ns, to_baseline) in &mut rows {
             let mut at_baseline = |workload: &mut Workload| -> anyhow::Result<f64> {
-                baseline.on(&allocator, pid, Where::Everywhere, false)?;
+                attach(&mut baseline, &allocator, pid, Where::Everywhere, false)?;
                 let spent = workload.run(PAIRS / 2, options.size)?;
                 baseline.off();
                 Ok(spent.cpu_ns as f64 / (PAIRS / 2) as f64)

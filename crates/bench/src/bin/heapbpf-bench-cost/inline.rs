@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use heapbpf_bench::quantiles::{median, quantile, spread};
 use heapbpf_bench::recording::{is_hooked, stop};
-use heapbpf_record::cost::quantiles::{median, quantile, spread};
 use heapbpf_record::cost::workload::Workload;
 
 use super::Options;

@@ -1,19 +1,18 @@
 //! Measures the cost of heapbpf per malloc/free pair, compared with the no-op baseline: probes at the same instructions
 //! that do nothing.
 
+mod arrival;
 mod command;
 mod inline;
 mod pairs;
 mod pinned;
-mod samples;
-mod scaling;
 mod stacks;
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
-use heapbpf_bench::machine;
+use heapbpf_bench::describe_machine;
 use heapbpf_kernel::object::aligned;
 
 /// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
@@ -37,24 +36,15 @@ pub struct Options {
     /// Fewer rounds
     #[arg(long)]
     quick: bool,
-    /// Measure against threads, live samples and intervals instead
-    #[arg(long)]
-    scaling: bool,
     /// Measure copies of stacks by their size instead
     #[arg(long)]
     stacks: bool,
     /// Measure inline hooks against nothing instead
     #[arg(long)]
     inline: bool,
-    /// Measure what samples take of real programs with inline hooks instead
-    #[arg(long)]
-    samples: bool,
-    /// Measure what a recording at defaults takes of programs that are at work when it begins instead
+    /// Measure how much a recording at defaults slows programs that already run when it begins, instead
     #[arg(long)]
     arrival: bool,
-    /// Document to write the table of --scaling into
-    #[arg(long)]
-    document: Option<PathBuf>,
     /// Bytes per allocation
     #[arg(long, default_value_t = 100)]
     size: u64,
@@ -65,21 +55,15 @@ fn main() -> anyhow::Result<()> {
     if options.quick {
         options.rounds = options.rounds.min(15);
     }
-    println!("{}, {} rounds", machine::describe(), options.rounds);
+    println!("{}, {} rounds", describe_machine(), options.rounds);
     let object = aligned(&heapbpf_testing::bpf_object().context("the BPF programs are not built")?);
     heapbpf_record::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
-    if options.scaling {
-        return scaling::run(&options, object, &library);
-    }
     if options.stacks {
         return stacks::run(&options, object, &library);
     }
-    if let (true, Some(heapbpf)) = (options.samples, &options.heapbpf) {
-        return samples::run(&options, heapbpf);
-    }
     if let (true, Some(heapbpf)) = (options.arrival, &options.heapbpf) {
-        return samples::arrival(&options, heapbpf);
+        return arrival::run(&options, heapbpf);
     }
     if let (true, Some(heapbpf)) = (options.inline, &options.heapbpf) {
         return inline::run(&options, &library, heapbpf);

@@ -1,10 +1,10 @@
 //! The cost of the BPF programs to the target, without a daemon: programs are attached and detached in interleaved
 //! rounds.
 
+use heapbpf_bench::quantiles::{median, spread};
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::programs::LinkKind;
-use heapbpf_record::cost::quantiles::{median, spread};
-use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
+use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting};
 use heapbpf_record::cost::workload::Workload;
 use sampler_ebpf::abi::stack_kind;
 
@@ -64,12 +64,14 @@ impl Bench {
         let pid = self.workload.pid();
         match what {
             What::Bare => {}
-            What::Baseline(place, perf) => self.baseline.on(&self.allocator, pid, *place, *perf)?,
+            What::Baseline(place, perf) => attach(&mut self.baseline, &self.allocator, pid, *place, *perf)?,
             What::Heapbpf(recording) => recording.on()?,
         }
         // The first calls after a change run with cold caches and create the threads' state.
         let (workload, size) = (&mut self.workload, self.size);
-        let mut run = |pairs| if self.cold { workload.run_cold(pairs, size) } else { workload.run(pairs, size) };
+        // Cold: with other work between the calls. Only the test program `pair_loop` does that.
+        let word = if self.cold { "cold" } else { "run" };
+        let mut run = |pairs| workload.request(&format!("{word} {pairs} {size}\n"));
         run(200)?;
         let spent = run(pairs)?;
         let mut records = 0;
@@ -171,7 +173,9 @@ fn print(title: &str, conditions: &[Condition], own: f64) {
 /// Measures and prints the cost of a sampled allocation: both traps, 8 KiB of stack, records, the live map.
 fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1", DEPTH])?;
-    let allocator = Allocator::of_process(workload.pid())?;
+    let pid = workload.pid();
+    let allocator = Allocator::of_process(pid)?;
+    let load = |setting: Setting| Recording::load(object, setting, &allocator, pid, &Guardian::default());
     let mut bare = Vec::new();
     let mut rows = Vec::new();
     for (name, kind) in [
@@ -180,23 +184,15 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         ("no stack", stack_kind::NONE),
     ] {
         let setting = Setting { interval: 1, stack_kind: kind, ..Setting::DEFAULT };
-        let every = Recording::load(object, setting, &allocator, workload.pid(), &Guardian::default())?;
-        let allocations = Recording::load(
-            object,
-            Setting { live: false, ..setting },
-            &allocator,
-            workload.pid(),
-            &Guardian::default(),
-        )?;
+        let (every, allocations) = (load(setting)?, load(Setting { live: false, ..setting })?);
         rows.push((name, every, Vec::new(), allocations, Vec::new()));
     }
-    let pid = workload.pid();
     let mut baseline = Baseline::load(object, &Guardian::default())?;
     let mut free = Vec::new();
     for _ in 0..options.rounds {
         bare.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
         let mut slice = |workload: &mut Workload, place| -> anyhow::Result<f64> {
-            baseline.on(&allocator, pid, place, false)?;
+            attach(&mut baseline, &allocator, pid, place, false)?;
             let spent = workload.run(PAIRS, options.size)?;
             baseline.off();
             Ok(spent.cpu_ns as f64 / PAIRS as f64)
@@ -218,4 +214,29 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
     }
     println!("{:<32} {:>14} {:>22.0}", "of these, the free's own trap", "", median(&free));
     Ok(())
+}
+
+/// Which probed instructions the baseline is put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// All of them.
+    Everywhere,
+    /// Entries of allocating functions.
+    Allocations,
+    /// Entries and returns of allocating functions.
+    AllocationsAndReturns,
+}
+
+/// Attaches the baseline to an allocator: with multi links if the kernel has them, unless `perf` is set.
+pub fn attach(
+    baseline: &mut Baseline,
+    allocator: &Allocator,
+    pid: u32,
+    place: Where,
+    perf: bool,
+) -> std::io::Result<()> {
+    let sites = allocator.sites.iter().filter(|(_, frees, _, _)| place == Where::Everywhere || !frees);
+    let offsets: Vec<u64> = sites.map(|(offset, ..)| *offset).collect();
+    let returns: &[bool] = if place == Where::AllocationsAndReturns { &[false, true] } else { &[false] };
+    returns.iter().try_for_each(|on_return| baseline.link((&allocator.path, &offsets), pid, *on_return, perf))
 }

@@ -1,7 +1,8 @@
 //! The cost of copying a stack, by the size of the copy.
 
+use heapbpf_bench::quantiles::{median, quantile};
+use heapbpf_heap::event::decode_stack;
 use heapbpf_kernel::guardian::Guardian;
-use heapbpf_record::cost::quantiles::{median, quantile};
 use heapbpf_record::cost::trial::{Allocator, Recording, Setting};
 use sampler_ebpf::abi::stack_kind;
 
@@ -36,9 +37,9 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         let mut slice = |recording: &mut Recording| -> anyhow::Result<(f64, u64, u64)> {
             recording.on()?;
             workload.run(20, options.size)?;
-            recording.drain_stacks();
+            drain(recording);
             let spent = workload.run(pairs, options.size)?;
-            let (copies, bytes) = recording.drain_stacks();
+            let (copies, bytes) = drain(recording);
             recording.off();
             Ok((spent.cpu_ns as f64 / pairs as f64, copies, bytes))
         };
@@ -62,4 +63,21 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         );
     }
     Ok(())
+}
+
+/// Empties the rings. Returns the number of stack copies and their total size in bytes.
+fn drain(recording: &mut Recording) -> (u64, u64) {
+    while recording.events.drain(|_| ()) > 0 {}
+    let (mut copies, mut bytes) = (0, 0);
+    loop {
+        let count = recording.stacks.drain(|record| {
+            if let Some(copied) = decode_stack(&record) {
+                copies += 1;
+                bytes += u64::from(copied.head.copied_bytes);
+            }
+        });
+        if count == 0 {
+            return (copies, bytes);
+        }
+    }
 }

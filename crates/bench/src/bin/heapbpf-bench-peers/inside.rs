@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use heapbpf_bench::recording::is_hooked;
-use heapbpf_bench::sql::rows;
+use heapbpf_bench::sql_rows;
 use heapbpf_record::cost::cpu_time;
 use heapbpf_record::cost::cpus::pin;
 
@@ -22,6 +22,7 @@ use super::peers::{How, PEERS, Peer, Place};
 use super::process;
 use super::run::{Bench, Tool};
 use super::table::{figures, median};
+use super::target::{PATIENCE, awaited};
 use super::workloads::{GLIBC, JEMALLOC, functions, made, requests, socket};
 
 /// A program and how much it does.
@@ -87,8 +88,6 @@ const CONDITIONS: [(&str, Who); 13] = [
     ("its sampler, 512 KiB, of that", Who::Peer("tcmalloc's sampler, 512 KiB")),
 ];
 
-/// Maximum time to wait for a program or a profiler to get ready.
-const PATIENCE: Duration = Duration::from_secs(40);
 /// Maximum time to wait for a program to end after it was asked to.
 const PATIENCE_AT_END: Duration = Duration::from_secs(2);
 /// A program that uses no CPU time for this long is waiting.
@@ -276,7 +275,7 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     Ok(match work.name {
         "sqlite3" => {
-            let script = made(&inputs.join(format!("fill-{operations}.sql")), || rows(operations))?;
+            let script = made(&inputs.join(format!("fill-{operations}.sql")), || sql_rows(operations))?;
             (text(&[SQLITE, "-batch", ":memory:"]), format!(".read {}\n", script.display()).into_bytes())
         }
         "python3" => {
@@ -376,21 +375,6 @@ fn program_of(heapbpf: u32, program: &str) -> Option<u32> {
         .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
         .collect();
     pids.into_iter().find(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == wanted))
-}
-
-/// Waits until `look` finds something. Fails if the child ends first.
-fn awaited<T>(what: &str, child: &mut Child, mut look: impl FnMut(u32) -> Option<T>) -> anyhow::Result<T> {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look(child.id()) {
-            return Ok(found);
-        }
-        if let Some(status) = child.try_wait()? {
-            bail!("no {what}: it ended ({status})");
-        }
-        anyhow::ensure!(begun.elapsed() < PATIENCE, "no {what} after {} s", PATIENCE.as_secs());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Starts the profiler, if it attaches to a running process.

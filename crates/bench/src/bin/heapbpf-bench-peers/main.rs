@@ -5,7 +5,6 @@ mod inside;
 mod parse;
 mod peers;
 mod process;
-mod programs;
 mod run;
 mod table;
 mod target;
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use heapbpf_bench::machine::describe;
+use heapbpf_bench::describe_machine;
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::object::aligned;
 use heapbpf_record::cost::cpus::pin;
@@ -57,9 +56,6 @@ struct Options {
     /// Only these workloads
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Programs that nobody here wrote under `--all`, against what their allocation rate predicts, instead
-    #[arg(long)]
-    real: bool,
     /// Real programs with inline hooks, beside profilers that are in the process or trace it, instead
     #[arg(long)]
     inline: bool,
@@ -83,11 +79,7 @@ fn main() -> anyhow::Result<()> {
         results,
         headers: options.headers.clone(),
     };
-    let result = match (options.real, options.inline) {
-        (true, _) => programs::run(&mut bench, &options),
-        (_, true) => inside::run(&mut bench, &options),
-        _ => compare(&mut bench, &options),
-    };
+    let result = if options.inline { inside::run(&mut bench, &options) } else { compare(&mut bench, &options) };
     let _ = std::fs::remove_dir_all(inputs);
     result
 }
@@ -185,13 +177,13 @@ fn targets(results: &Results) -> String {
 
 /// A sentence about the machine and the rounds.
 fn machine(rounds: usize) -> String {
-    format!("Measured on a {}; medians of {rounds} interleaved rounds, CPU time of the target.", describe())
+    format!("Measured on a {}; medians of {rounds} interleaved rounds, CPU time of the target.", describe_machine())
 }
 
 /// Writes a table into the document, if there is one.
 fn write(options: &Options, name: &str, text: &str) -> anyhow::Result<()> {
     let Some(path) = &options.document else { return Ok(()) };
-    heapbpf_bench::document::replace_in(path, name, text)?;
+    heapbpf_bench::replace_in_document(path, name, text)?;
     eprintln!("written to {}", path.display());
     Ok(())
 }

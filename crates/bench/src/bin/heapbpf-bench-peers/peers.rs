@@ -52,6 +52,11 @@ impl Place<'_> {
         path.into()
     }
 
+    /// The same as text.
+    fn path(&self, name: &str) -> String {
+        self.out(name).display().to_string()
+    }
+
     /// The newest result whose name ends with `end`.
     fn newest(&self, end: &str) -> Option<String> {
         let begin = self.out.file_name()?.to_string_lossy().into_owned();
@@ -104,8 +109,8 @@ fn heapbpf(place: &Place, options: &[&str]) -> Vec<String> {
     let mut command = vec![place.heapbpf.display().to_string()];
     // Inline hooks have a table of their own.
     command.extend(words(&["--hook", "probe", "--pid", &place.pid.to_string(), "--quiet", "--force"]));
-    command.extend(words(&["-o", &place.out(".json").display().to_string()]));
-    command.extend(words(&["--stats", &place.out(".stats").display().to_string()]));
+    command.extend(words(&["-o", &place.path(".json")]));
+    command.extend(words(&["--stats", &place.path(".stats")]));
     command.extend(words(options));
     command
 }
@@ -143,20 +148,18 @@ const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 const HEAPTRACK: &str = "/usr/lib/heaptrack/libheaptrack_preload.so";
 const INTERPRET: &str = "/usr/lib/heaptrack/libexec/heaptrack_interpret";
 
-fn preload(path: &str) -> Vec<(String, String)> {
-    vec![("LD_PRELOAD".into(), path.into())]
+/// Variables that preload a library, and more of them.
+fn preload(path: &str, more: &[(&str, String)]) -> Vec<(String, String)> {
+    let more = more.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+    std::iter::once(("LD_PRELOAD".to_owned(), path.to_owned())).chain(more).collect()
 }
 
 fn heaptrack_said(place: &Place, _: &str) -> Said {
     let run = |cost: &str| -> String {
-        let (raw, folded) = (place.out(".heaptrack"), place.out(".folded"));
-        let interpreted = place.out(".interpreted");
+        let [raw, folded, interpreted] = [".heaptrack", ".folded", ".interpreted"].map(|name| place.path(name));
         let command = format!(
-            "{INTERPRET} < '{}' > '{}' && heaptrack_print -f '{}' -p 0 -a 0 -l 0 -T 0 -F '{}' --flamegraph-cost-type {cost}",
-            raw.display(),
-            interpreted.display(),
-            interpreted.display(),
-            folded.display()
+            "{INTERPRET} < '{raw}' > '{interpreted}' && heaptrack_print -f '{interpreted}' -p 0 -a 0 -l 0 -T 0 -F '{folded}' \
+             --flamegraph-cost-type {cost}"
         );
         let _ = std::process::Command::new("sh").args(["-c", &command]).output();
         std::fs::read_to_string(folded).unwrap_or_default()
@@ -164,48 +167,34 @@ fn heaptrack_said(place: &Place, _: &str) -> Said {
     Said { sites: parse::folded(&run("leaked"), true), lost: None }
 }
 
+/// Reads a heap profile in text from the newest result whose name ends with `end`.
+fn heap_said(place: &Place, end: &str, has_totals: bool) -> Said {
+    let text = place.newest(end).unwrap_or_default();
+    Said { sites: parse::heap_text(&text, &Names::read(place.program), has_totals), lost: None }
+}
+
+const BARE: Peer =
+    Peer { name: "bare", against: "bare", how: How::Bare, pace: Pace::Fast, said: silent, needs: "", quick: true };
+const HEAPBPF: Peer = Peer { pace: Pace::Middle, said: heapbpf_said, ..BARE };
+
 /// All profilers, in the order of the table.
 pub const PEERS: &[Peer] = &[
-    Peer { name: "bare", against: "bare", how: How::Bare, pace: Pace::Fast, said: silent, needs: "", quick: true },
-    Peer {
-        name: "no-op probes (the baseline)",
-        against: "bare",
-        how: How::Baseline,
-        pace: Pace::Middle,
-        said: silent,
-        needs: "",
-        quick: true,
-    },
-    Peer {
-        name: "heapbpf",
-        against: "bare",
-        how: How::Attach(|place| heapbpf(place, &["-i", "512KiB"])),
-        pace: Pace::Middle,
-        said: heapbpf_said,
-        needs: "",
-        quick: true,
-    },
+    BARE,
+    Peer { name: "no-op probes (the baseline)", how: How::Baseline, pace: Pace::Middle, ..BARE },
+    Peer { name: "heapbpf", how: How::Attach(|place| heapbpf(place, &["-i", "512KiB"])), ..HEAPBPF },
     Peer {
         name: "heapbpf `--no-live`",
-        against: "bare",
         how: How::Attach(|place| heapbpf(place, &["-i", "512KiB", "--no-live"])),
-        pace: Pace::Middle,
-        said: heapbpf_said,
-        needs: "",
-        quick: true,
+        ..HEAPBPF
     },
     Peer {
         name: "heapbpf `-i 16KiB`",
-        against: "bare",
         how: How::Attach(|place| heapbpf(place, &["-i", "16KiB"])),
-        pace: Pace::Middle,
-        said: heapbpf_said,
-        needs: "",
         quick: false,
+        ..HEAPBPF
     },
     Peer {
         name: "bcc memleak",
-        against: "bare",
         how: How::Attach(|place| {
             let (pid, library) = (place.pid.to_string(), place.library.display().to_string());
             words(&["memleak-bpfcc", "-p", &pid, "-O", &library, "-T", "60", "1"])
@@ -213,102 +202,67 @@ pub const PEERS: &[Peer] = &[
         pace: Pace::Slow,
         said: |_, output| Said { sites: parse::memleak(output), lost: None },
         needs: "/usr/sbin/memleak-bpfcc",
-        quick: true,
+        ..BARE
     },
     Peer {
         name: "bpftrace script",
-        against: "bare",
         how: How::Attach(|place| words(&["bpftrace", "-p", &place.pid.to_string(), "-e", &bpftrace_script(place)])),
         pace: Pace::Slow,
         said: |_, output| Said { sites: parse::bpftrace(output), lost: bpftrace_lost(output) },
         needs: "/usr/bin/bpftrace",
-        quick: true,
+        ..BARE
     },
     Peer {
         name: "heaptrack",
-        against: "bare",
-        how: How::Preload(|place| {
-            let mut variables = preload(HEAPTRACK);
-            variables.push(("DUMP_HEAPTRACK_OUTPUT".into(), place.out(".heaptrack").display().to_string()));
-            variables
-        }),
-        pace: Pace::Fast,
+        how: How::Preload(|place| preload(HEAPTRACK, &[("DUMP_HEAPTRACK_OUTPUT", place.path(".heaptrack"))])),
         said: heaptrack_said,
         needs: HEAPTRACK,
-        quick: true,
+        ..BARE
     },
-    Peer {
-        name: "jemalloc, no profiler",
-        against: "bare",
-        how: How::Preload(|_| preload(JEMALLOC)),
-        pace: Pace::Fast,
-        said: silent,
-        needs: JEMALLOC,
-        quick: true,
-    },
+    Peer { name: "jemalloc, no profiler", how: How::Preload(|_| preload(JEMALLOC, &[])), needs: JEMALLOC, ..BARE },
     Peer {
         name: "jemalloc's profiler, 512 KiB",
         against: "jemalloc, no profiler",
         how: How::Preload(|place| {
-            let prefix = place.out("").display().to_string();
-            let mut variables = preload(JEMALLOC);
-            variables.push((
-                "MALLOC_CONF".into(),
-                format!("prof:true,prof_final:true,prof_accum:true,lg_prof_sample:19,prof_prefix:{prefix}"),
-            ));
-            variables
+            let conf = "prof:true,prof_final:true,prof_accum:true,lg_prof_sample:19,prof_prefix:";
+            preload(JEMALLOC, &[("MALLOC_CONF", conf.to_owned() + &place.path(""))])
         }),
-        pace: Pace::Fast,
-        said: |place, _| {
-            let text = place.newest(".heap").unwrap_or_default();
-            Said { sites: parse::heap_text(&text, &Names::read(place.program), true), lost: None }
-        },
+        said: |place, _| heap_said(place, ".heap", true),
         needs: JEMALLOC,
-        quick: true,
+        ..BARE
     },
     Peer {
         name: "tcmalloc, no profiler",
-        against: "bare",
-        how: How::Preload(|_| preload(TCMALLOC)),
-        pace: Pace::Fast,
-        said: silent,
+        how: How::Preload(|_| preload(TCMALLOC, &[])),
         needs: TCMALLOC,
         quick: false,
+        ..BARE
     },
     Peer {
         name: "tcmalloc's sampler, 512 KiB",
         against: "tcmalloc, no profiler",
         how: How::Preload(|place| {
-            let mut variables = preload(&format!("{} {TCMALLOC}", place.dir.join("tcmalloc_sample.so").display()));
-            variables.push(("TCMALLOC_SAMPLE_PARAMETER".into(), "524288".into()));
-            variables.push(("TCMALLOC_SAMPLE_OUT".into(), place.out(".sample").display().to_string()));
-            variables
+            let libraries = format!("{} {TCMALLOC}", place.dir.join("tcmalloc_sample.so").display());
+            let (interval, out) = ("524288".to_owned(), place.path(".sample"));
+            preload(&libraries, &[("TCMALLOC_SAMPLE_PARAMETER", interval), ("TCMALLOC_SAMPLE_OUT", out)])
         }),
-        pace: Pace::Fast,
         // Its figures for all allocations ever made are not comparable.
-        said: |place, _| {
-            let text = place.newest(".sample").unwrap_or_default();
-            Said { sites: parse::heap_text(&text, &Names::read(place.program), false), lost: None }
-        },
+        said: |place, _| heap_said(place, ".sample", false),
         needs: TCMALLOC,
         quick: false,
+        ..BARE
     },
     Peer {
         name: "gperftools' heap profiler",
         against: "tcmalloc, no profiler",
         how: How::Preload(|place| {
-            let mut variables = preload(TCMALLOC);
-            variables.push(("HEAPPROFILE".into(), place.out("").display().to_string()));
             // Only the last profile is read.
-            variables.push(("HEAP_PROFILE_ALLOCATION_INTERVAL".into(), "0".into()));
-            variables.push(("HEAP_PROFILE_INUSE_INTERVAL".into(), "0".into()));
-            variables
+            let intervals = ["HEAP_PROFILE_ALLOCATION_INTERVAL", "HEAP_PROFILE_INUSE_INTERVAL"];
+            let [allocation, inuse] = intervals.map(|name| (name, "0".to_owned()));
+            preload(TCMALLOC, &[("HEAPPROFILE", place.path("")), allocation, inuse])
         }),
         pace: Pace::Slow,
-        said: |place, _| {
-            let text = place.newest(".heap").unwrap_or_default();
-            Said { sites: parse::heap_text(&text, &Names::read(place.program), true), lost: None }
-        },
+        said: |place, _| heap_said(place, ".heap", true),
         needs: TCMALLOC,
         quick: false,
     },

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use heapbpf_record::cost::library::PrivateLibrary;
-use heapbpf_record::cost::trial::{Allocator, Baseline, Where};
+use heapbpf_record::cost::trial::{Allocator, Baseline};
 
 use super::parse::Sites;
 use super::peers::{How, Peer, Place};
 use super::process;
-use super::target::{SiteTruth, Start, Target};
+use super::target::{PATIENCE, SiteTruth, Target};
 use super::workloads::{Files, Workload};
 
 /// The measurements of a run.
@@ -64,48 +64,37 @@ const LAST_WORDS: Duration = Duration::from_millis(2200);
 /// Interval between checks of the target's code, and how many in a row must find it unchanged.
 const PAUSE: Duration = Duration::from_millis(25);
 const STEADY: u32 = 16;
-/// Maximum time to wait for probes.
-const LONGEST_START: Duration = Duration::from_secs(40);
 
 impl Bench {
     /// Runs the workload under the profiler, and measures both.
     pub fn run(&mut self, peer: &Peer, workload: &Workload, number: usize) -> anyhow::Result<Measured> {
-        let operations = workload.operations(peer.pace);
+        let operations = workload.operations[peer.pace as usize];
         let out = self.results.path().join(format!("run{number}"));
         let program = PathBuf::from(&workload.words(operations, &self.files)?[0]);
-        let heapbpf = self.heapbpf.clone();
-        let dir = self.files.programs.clone();
-        let place = |pid: u32, library: &'_ Path| -> PlaceOwned {
-            PlaceOwned {
-                pid,
-                library: library.to_path_buf(),
-                out: out.clone(),
-                heapbpf: heapbpf.clone(),
-                program: program.clone(),
-                dir: dir.clone(),
-            }
-        };
+        let (heapbpf, dir) = (self.heapbpf.clone(), self.files.programs.clone());
+        let nobody =
+            Place { pid: 0, library: Path::new(""), out: &out, heapbpf: &heapbpf, program: &program, dir: &dir };
         let variables = match peer.how {
-            How::Preload(variables) => variables(&place(0, Path::new("")).borrow()),
+            How::Preload(variables) => variables(&nobody),
             _ => Vec::new(),
         };
-        let start = Start { workload, operations, variables: &variables, files: &self.files, library: &self.library };
-        let mut target = Target::start(&start)?;
+        let mut target = Target::start(workload, operations, &variables, &self.files, &self.library)?;
         let library = process::library(target.pid(), workload.allocator).unwrap_or_default();
-        let place = place(target.pid(), &library);
+        let place = Place { pid: target.pid(), library: &library, ..nobody };
         let mut measured = Measured::default();
         let (done, output) = match peer.how {
             How::Bare | How::Preload(_) => (target.go()?, String::new()),
             How::Baseline => {
                 let allocator = Allocator::in_library(target.pid(), workload.allocator)?;
-                self.baseline.on(&allocator, target.pid(), Where::Everywhere, false)?;
+                let offsets: Vec<u64> = allocator.sites.iter().map(|(offset, ..)| *offset).collect();
+                self.baseline.link((&allocator.path, &offsets), target.pid(), false, false)?;
                 let done = target.go();
                 self.baseline.off();
                 (done?, String::new())
             }
             How::Attach(command) => {
                 let begun = Instant::now();
-                let mut tool = Tool::start(&command(&place.borrow()), self.headers.as_deref())?;
+                let mut tool = Tool::start(&command(&place), self.headers.as_deref())?;
                 tool.await_probes(target.pid(), workload.allocator)?;
                 measured.start_seconds = (begun.elapsed() - PAUSE * STEADY).as_secs_f64();
                 let before = process::cpu_seconds(tool.pid());
@@ -120,7 +109,7 @@ impl Bench {
             }
         };
         target.end();
-        let said = (peer.said)(&place.borrow(), &output);
+        let said = (peer.said)(&place, &output);
         measured.cpu_ns = done.cpu_ns as f64 / operations as f64;
         measured.cpu_share = done.cpu_ns as f64 / done.wall_ns.max(1) as f64;
         measured.target_bytes = done.peak_bytes;
@@ -139,29 +128,6 @@ impl Bench {
             std::fs::remove_file(file.path())?;
         }
         Ok(measured)
-    }
-}
-
-/// A [`Place`] and the values that it borrows.
-struct PlaceOwned {
-    pid: u32,
-    library: PathBuf,
-    out: PathBuf,
-    heapbpf: PathBuf,
-    program: PathBuf,
-    dir: PathBuf,
-}
-
-impl PlaceOwned {
-    fn borrow(&self) -> Place<'_> {
-        Place {
-            pid: self.pid,
-            library: &self.library,
-            out: &self.out,
-            heapbpf: &self.heapbpf,
-            program: &self.program,
-            dir: &self.dir,
-        }
     }
 }
 
@@ -241,8 +207,8 @@ impl Tool {
             if let Some(status) = self.child.try_wait()? {
                 bail!("the profiler ended ({status}): {}", tail(&self.said()));
             }
-            if begun.elapsed() > LONGEST_START {
-                bail!("no probes after {} s: {}", LONGEST_START.as_secs(), tail(&self.said()));
+            if begun.elapsed() > PATIENCE {
+                bail!("no probes after {} s: {}", PATIENCE.as_secs(), tail(&self.said()));
             }
             std::thread::sleep(PAUSE);
             let now = process::changed_code_bytes(target, library).unwrap_or(0);
@@ -258,7 +224,7 @@ impl Tool {
         unsafe { libc::kill(self.pid().cast_signed(), libc::SIGINT) };
         let begun = Instant::now();
         while self.child.try_wait()?.is_none() {
-            if begun.elapsed() > LONGEST_START {
+            if begun.elapsed() > PATIENCE {
                 self.child.kill()?;
             }
             std::thread::sleep(Duration::from_millis(10));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use heapbpf_record::cost::quantiles;
+use heapbpf_bench::quantiles;
 
 use super::peers::Peer;
 use super::run::Measured;

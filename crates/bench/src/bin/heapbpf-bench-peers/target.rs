@@ -54,31 +54,39 @@ pub struct Target {
     ended: bool,
 }
 
-/// A workload to start.
-pub struct Start<'a> {
-    /// The workload.
-    pub workload: &'a Workload,
-    /// How many operations it does.
-    pub operations: u64,
-    /// Environment variables of the program.
-    pub variables: &'a [(String, String)],
-    /// The directories of inputs and programs.
-    pub files: &'a Files,
-    /// The copy of the C library for it.
-    pub library: &'a PrivateLibrary,
-}
-
 /// Waits like our own programs do, then executes the program.
 const WAIT: &str = r#"echo READY $$; read line; exec env "$@""#;
-/// Maximum time to wait for a server to accept connections.
-const LONGEST_START: Duration = Duration::from_secs(30);
+/// Maximum time to wait for a program or a profiler to get ready.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Waits until `look` finds something. Fails if the child ends first.
+pub fn awaited<T>(what: &str, child: &mut Child, mut look: impl FnMut(u32) -> Option<T>) -> anyhow::Result<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look(child.id()) {
+            return Ok(found);
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("no {what}: it ended ({status})");
+        }
+        anyhow::ensure!(begun.elapsed() < PATIENCE, "no {what} after {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 impl Target {
-    /// Starts the process, which waits for [`go`](Self::go).
-    pub fn start(start: &Start) -> anyhow::Result<Self> {
-        let (workload, inputs) = (start.workload, start.files.inputs.clone());
-        let words = workload.words(start.operations, start.files)?;
-        let variables = start.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    /// Starts the process, which waits for [`go`](Self::go), with these environment variables and this copy of the C
+    /// library.
+    pub fn start(
+        workload: &Workload,
+        operations: u64,
+        variables: &[(String, String)],
+        files: &Files,
+        library: &PrivateLibrary,
+    ) -> anyhow::Result<Self> {
+        let inputs = files.inputs.clone();
+        let words = workload.words(operations, files)?;
+        let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let mut command = if workload.protocol == Protocol::ToEnd {
             let mut command = Command::new("/bin/sh");
             command.args(["-c", WAIT, "sh"]).args(variables.map(|(name, value)| format!("{name}={value}")));
@@ -89,7 +97,7 @@ impl Target {
             command.args(&words[1..]).envs(variables);
             command
         };
-        command.env("LD_LIBRARY_PATH", start.library.dir()).current_dir(&inputs);
+        command.env("LD_LIBRARY_PATH", library.dir()).current_dir(&inputs);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -102,13 +110,13 @@ impl Target {
             input,
             output: Some(BufReader::new(output)),
             protocol: workload.protocol,
-            operations: start.operations,
+            operations,
             inputs,
             ended: false,
         };
         if target.protocol == Protocol::Server {
             target.ignore_output();
-            target.await_service()?;
+            awaited("the server", &mut target.child, |_| UnixStream::connect(socket(&files.inputs)).ok())?;
         } else if !target.line()?.starts_with("READY") {
             bail!("{} does not wait", words[0]);
         }
@@ -119,21 +127,6 @@ impl Target {
     fn ignore_output(&mut self) {
         let output = self.output.take();
         std::thread::spawn(move || output.map(|mut output| std::io::copy(&mut output, &mut std::io::sink())));
-    }
-
-    fn await_service(&mut self) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        while UnixStream::connect(socket(&self.inputs)).is_err() {
-            if let Some(status) = self.child.try_wait()? {
-                self.ended = true;
-                bail!("the server ended: {status}");
-            }
-            if begun.elapsed() > LONGEST_START {
-                bail!("the server does not listen after {} s", LONGEST_START.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
     }
 
     /// Its process id.

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use heapbpf_bench::sql::rows;
-
-use super::peers::Pace;
+use heapbpf_bench::sql_rows;
 
 /// The life cycle of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +24,8 @@ pub struct Workload {
     pub name: &'static str,
     /// What one operation is, in words.
     pub unit: &'static str,
-    /// How many operations it does at the slow pace.
-    pub slow: u64,
-    /// The same at the middle pace.
-    pub middle: u64,
-    /// The same at the fast pace.
-    pub fast: u64,
+    /// How many operations it does under a profiler, by [`Pace`](super::peers::Pace).
+    pub operations: [u64; 3],
     /// Whether it uses all CPUs.
     pub all_cpus: bool,
     /// Its life cycle.
@@ -56,9 +50,7 @@ const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 const OWN: Workload = Workload {
     name: "",
     unit: "allocation",
-    slow: 50_000,
-    middle: 600_000,
-    fast: 3_000_000,
+    operations: [50_000, 600_000, 3_000_000],
     all_cpus: false,
     protocol: Protocol::Own,
     allocator: GLIBC,
@@ -66,6 +58,7 @@ const OWN: Workload = Workload {
     paced: false,
     quick: false,
 };
+const PAIRS: [u64; 3] = [50_000, 600_000, 20_000_000];
 const THEIRS: Workload = Workload { protocol: Protocol::ToEnd, ..OWN };
 const REDIS: &str = "/usr/bin/redis-server";
 const REDIS_BENCHMARK: &str = "/usr/bin/redis-benchmark";
@@ -74,17 +67,15 @@ const REDIS_REQUESTS: [&str; 4] = ["set", "get", "lpush", "hset"];
 
 /// All workloads.
 pub const WORKLOADS: &[Workload] = &[
-    Workload { name: "pairs", unit: "malloc/free pair", fast: 20_000_000, quick: true, ..OWN },
-    Workload { name: "pairs, 4 threads", unit: "malloc/free pair", fast: 20_000_000, all_cpus: true, ..OWN },
+    Workload { name: "pairs", unit: "malloc/free pair", operations: PAIRS, quick: true, ..OWN },
+    Workload { name: "pairs, 4 threads", unit: "malloc/free pair", operations: PAIRS, all_cpus: true, ..OWN },
     Workload { name: "mix", quick: true, ..OWN },
-    Workload { name: "paced", slow: 50_000, middle: 50_000, fast: 50_000, paced: true, ..OWN },
+    Workload { name: "paced", operations: [50_000; 3], paced: true, ..OWN },
     Workload { name: "leak", ..OWN },
     Workload {
         name: "sqlite3",
         unit: "row",
-        slow: 2_000,
-        middle: 15_000,
-        fast: 30_000,
+        operations: [2_000, 15_000, 30_000],
         needs: &["/usr/bin/sqlite3"],
         quick: true,
         ..THEIRS
@@ -92,9 +83,7 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "redis",
         unit: "request",
-        slow: 12_000,
-        middle: 80_000,
-        fast: 80_000,
+        operations: [12_000, 80_000, 80_000],
         protocol: Protocol::Server,
         allocator: JEMALLOC,
         needs: &[REDIS, REDIS_BENCHMARK],
@@ -103,13 +92,11 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "python3",
         unit: "dumps and loads",
-        slow: 500,
-        middle: 3_000,
-        fast: 10_000,
+        operations: [500, 3_000, 10_000],
         needs: &["/usr/bin/python3"],
         ..THEIRS
     },
-    Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, needs: &["/usr/bin/gcc"], ..THEIRS },
+    Workload { name: "gcc", unit: "function", operations: [30, 200, 200], needs: &["/usr/bin/gcc"], ..THEIRS },
 ];
 
 /// The directories of inputs and programs.
@@ -123,15 +110,6 @@ pub struct Files {
 }
 
 impl Workload {
-    /// How many operations are done under a profiler of this pace.
-    pub fn operations(&self, pace: Pace) -> u64 {
-        match pace {
-            Pace::Slow => self.slow,
-            Pace::Middle => self.middle,
-            Pace::Fast => self.fast,
-        }
-    }
-
     /// The command line for this number of operations.
     pub fn words(&self, operations: u64, files: &Files) -> anyhow::Result<Vec<String>> {
         let churn = files.programs.join("churn").display().to_string();
@@ -144,13 +122,9 @@ impl Workload {
             "pairs" => own("pairs", &["1"]),
             "pairs, 4 threads" => own("pairs", &["4"]),
             "sqlite3" => {
-                let script = made(&files.inputs.join(format!("fill-{operations}.sql")), || rows(operations))?;
-                vec![
-                    "/usr/bin/sqlite3".into(),
-                    "-batch".into(),
-                    ":memory:".into(),
-                    format!(".read {}", script.display()),
-                ]
+                let script = made(&files.inputs.join(format!("fill-{operations}.sql")), || sql_rows(operations))?;
+                let read = format!(".read {}", script.display());
+                ["/usr/bin/sqlite3", "-batch", ":memory:", &read].map(str::to_owned).into()
             }
             "redis" => {
                 let socket = socket(&files.inputs).display().to_string();
@@ -166,14 +140,8 @@ impl Workload {
                 let source = made(&files.inputs.join(format!("functions-{operations}.c")), || functions(operations))?;
                 let compiler = Command::new("gcc").arg("-print-prog-name=cc1").output().context("no gcc")?;
                 let compiler = String::from_utf8(compiler.stdout)?.trim().to_owned();
-                vec![
-                    compiler,
-                    "-quiet".into(),
-                    "-O1".into(),
-                    source.display().to_string(),
-                    "-o".into(),
-                    "/dev/null".into(),
-                ]
+                let source = source.display().to_string();
+                [&*compiler, "-quiet", "-O1", &source, "-o", "/dev/null"].map(str::to_owned).into()
             }
             mode => own(mode, &[]),
         })

@@ -5,7 +5,7 @@ use heapbpf_statistics::interval::Interval;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
+use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, of_row};
 use crate::model::{Profile, Row};
 use crate::value::Value;
 
@@ -17,8 +17,7 @@ struct Figure {
     high: Option<f64>,
     exact: Option<u64>,
     variance: Option<f64>,
-    /// What calibration, another estimator or time windows added to the unbiased estimate. The interval belongs to the
-    /// unbiased estimate.
+    /// What calibration or time windows added to the unbiased estimate. The interval belongs to the unbiased estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     correction: Option<f64>,
     /// For bytes, the interval whose coverage is guaranteed for every mix of sizes.
@@ -54,18 +53,6 @@ impl Figure {
     }
 }
 
-/// Names of the figures and their values.
-const NAMES: [(&str, Value); 8] = [
-    ("alloc_bytes", Value::AllocSpace),
-    ("alloc_objects", Value::AllocObjects),
-    ("inuse_bytes", Value::InuseSpace),
-    ("inuse_objects", Value::InuseObjects),
-    ("at_exit_bytes", Value::AtExitSpace),
-    ("at_exit_objects", Value::AtExitObjects),
-    ("resident_bytes", Value::ResidentSpace),
-    ("swapped_bytes", Value::SwappedSpace),
-];
-
 /// The figures of a stack, of a process or of the profile, by name.
 pub(super) struct Figures(Vec<(&'static str, Figure)>);
 
@@ -77,9 +64,9 @@ impl Serialize for Figures {
 
 impl Figures {
     fn new(known: impl Fn(Value) -> bool, figure: impl Fn(Value) -> Figure) -> Self {
-        let shown = NAMES.into_iter().filter(|(_, value)| known(*value) || !value.is_in_memory());
+        let shown = Value::ALL.into_iter().filter(|value| known(*value) || !value.is_in_memory());
         let figure = |value: Value| if known(value) { figure(value) } else { Figure::unknown(NOT_FOLLOWED) };
-        Self(shown.map(|(name, value)| (name, figure(value))).collect())
+        Self(shown.map(|value| (value.json_name(), figure(value))).collect())
     }
 
     /// The same with the address space of the mappings in a pool.
@@ -119,6 +106,7 @@ impl Figures {
     }
 
     pub(super) fn of_row(profile: &Profile, confidence: f64, row: &Row) -> Self {
+        let pool = Pool::of([row]);
         let figures = Self::new(
             |value| {
                 let is_read = row.in_memory.is_some() || !value.is_in_memory();
@@ -129,12 +117,12 @@ impl Figures {
                 let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
                 let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
                 let estimate = of_row(profile, row, value, confidence);
-                let guaranteed = guaranteed_of_row(profile, row, value, confidence);
+                let guaranteed = pool.guaranteed(profile, value, confidence);
                 Figure::new(profile, estimate, variance, correction, guaranteed)
             },
         );
         // Few rows are mappings.
-        if row.is_of_mappings() { figures.with_address_space(profile, confidence, &Pool::of([row])) } else { figures }
+        if row.is_of_mappings() { figures.with_address_space(profile, confidence, &pool) } else { figures }
     }
 
     /// Writes the figures as fields of the object that they belong to.

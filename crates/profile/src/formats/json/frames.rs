@@ -69,7 +69,7 @@ pub struct FrameJson {
 impl FrameJson {
     pub(crate) fn new(profile: &Profile, frame: &Frame) -> Self {
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-        let module = frame.module.and_then(|index| profile.modules.get(index));
+        let module = profile.module_of(frame);
         Self {
             function: function_name(profile, frame).map(|name| name.into_owned()),
             file: text(&frame.file),

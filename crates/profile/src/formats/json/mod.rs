@@ -8,15 +8,17 @@ mod stacks;
 
 use std::io;
 
-use serde::ser::SerializeStruct as _;
+use heapbpf_statistics::estimators::Estimator;
+use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use super::{FormatError, WriteOptions};
 use crate::escape::JsonText;
 use crate::estimates::Pool;
 use crate::group::GroupBy;
 use crate::intern::Interned;
-use crate::model::{Profile, Unread};
+use crate::model::Profile;
 use crate::programs;
 use crate::units;
 
@@ -36,7 +38,6 @@ pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io:
 }
 
 /// The same format, compressed.
-#[cfg(feature = "pprof")]
 pub(super) fn write_gz(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
     super::gzipped(out, |gzip| write(profile, options, gzip))
 }
@@ -59,26 +60,23 @@ impl Serialize for Writer<'_> {
         let mut top = serializer.serialize_struct("Profile", 24)?;
         top.serialize_field("version", &profile.header.version)?;
         top.serialize_field("interval_bytes", &profile.header.interval)?;
-        if !profile.header.earlier_intervals.is_empty() {
-            top.serialize_field("earlier_intervals_bytes", &profile.header.earlier_intervals)?;
-        }
+        let earlier = Some(&profile.header.earlier_intervals).filter(|earlier| !earlier.is_empty());
+        known(&mut top, "earlier_intervals_bytes", earlier)?;
         top.serialize_field("criterion", profile.header.criterion.name())?;
         top.serialize_field("unwind", &profile.header.unwind)?;
         top.serialize_field("started", &units::rfc3339(profile.header.started))?;
         top.serialize_field("time", &units::rfc3339(profile.header.time))?;
-        if let Some(unread) = profile.header.unread {
-            top.serialize_field("unread", &UnreadJson::of(unread))?;
-        }
+        let unread = profile.header.unread;
+        let unread = unread.map(|it| json!({"records": it.records, "of": it.of, "share": it.share()}));
+        known(&mut top, "unread", unread)?;
         top.serialize_field("duration_seconds", &profile.header.duration.as_secs_f64())?;
-        if let Some(over) = profile.header.growth_over {
-            top.serialize_field("growth_seconds", &over.as_secs_f64())?;
-        }
+        known(&mut top, "growth_seconds", profile.header.growth_over.map(|over| over.as_secs_f64()))?;
         top.serialize_field("recordings", &profile.header.recordings)?;
         top.serialize_field("host", &profile.header.host)?;
         top.serialize_field("live", &profile.header.live)?;
         top.serialize_field("ended_apart", &profile.header.ended_apart)?;
         top.serialize_field("samples_known", &profile.header.samples_known)?;
-        top.serialize_field("estimator", profile.header.estimator.name())?;
+        top.serialize_field("estimator", Estimator::HorvitzThompson.name())?;
         top.serialize_field("time_windows", &profile.header.time_windows)?;
         top.serialize_field("confidence", &confidence)?;
         top.serialize_field("totals", &Figures::of_pool(profile, confidence, &Pool::whole(profile), None))?;
@@ -94,18 +92,13 @@ impl Serialize for Writer<'_> {
     }
 }
 
-/// Records that were not read in time.
-#[derive(Serialize)]
-struct UnreadJson {
-    records: u64,
-    of: u64,
-    share: f64,
-}
-
-impl UnreadJson {
-    fn of(unread: Unread) -> Self {
-        Self { records: unread.records, of: unread.of, share: unread.share() }
-    }
+/// Writes a field, unless its value is not known.
+fn known<S: SerializeStruct>(
+    fields: &mut S,
+    name: &'static str,
+    value: Option<impl Serialize>,
+) -> Result<(), S::Error> {
+    value.map_or(Ok(()), |value| fields.serialize_field(name, &value))
 }
 
 #[cfg(test)]

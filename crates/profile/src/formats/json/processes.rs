@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use heapbpf_audit::{FileAudit, Missing};
+use heapbpf_audit::{FileAudit, Hook, Missing};
 use heapbpf_statistics::sums::SampleSums;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::figures::Figures;
+use super::known;
 use crate::model::{Before, InMemory, Process, Profile, Row};
 use crate::process_pools::pools_of_processes;
 use crate::units;
@@ -154,13 +155,9 @@ impl Serialize for ProcessJson<'_> {
         let mut fields = serializer.serialize_struct("Process", 32)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
-        if let Some(program) = self.program {
-            fields.serialize_field("program", &program)?;
-            fields.serialize_field("sums", &self.totals)?;
-        }
-        if process.stands_for > 1 {
-            fields.serialize_field("stands_for", &process.stands_for)?;
-        }
+        known(&mut fields, "program", self.program)?;
+        known(&mut fields, "sums", self.program.map(|_| &self.totals))?;
+        known(&mut fields, "stands_for", Some(process.stands_for).filter(|number| *number > 1))?;
         fields.serialize_field("comm", &process.comm)?;
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
@@ -168,46 +165,25 @@ impl Serialize for ProcessJson<'_> {
             fields.serialize_field(name, value)?;
         }
         fields.serialize_field("allocators", &process.allocators)?;
-        if let Some(hook) = process.hook {
-            fields.serialize_field("hook", hook.name())?;
-        }
-        if let Some(why) = &process.not_inline {
-            fields.serialize_field("not_inline", why)?;
-        }
-        if let Some(own) = process.own_links {
-            fields.serialize_field("own_links", &own)?;
-        }
+        known(&mut fields, "hook", process.hook.map(Hook::name))?;
+        known(&mut fields, "not_inline", process.not_inline.as_ref())?;
+        known(&mut fields, "own_links", process.own_links)?;
         fields.serialize_field("audit", &self.audit)?;
         let missing: Vec<&Missing> =
             process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing).collect();
         fields.serialize_field("missing", &missing)?;
         fields.serialize_field("coverage", &process.coverage)?;
-        if let Some(share) = process.cpu_coverage {
-            fields.serialize_field("cpu_coverage", &share)?;
-        }
-        if let Some(share) = process.memory_coverage() {
-            fields.serialize_field("memory_coverage", &share)?;
-        }
-        if self.is_idle {
-            fields.serialize_field("idle", &true)?;
-        }
+        known(&mut fields, "cpu_coverage", process.cpu_coverage)?;
+        known(&mut fields, "memory_coverage", process.memory_coverage())?;
+        known(&mut fields, "idle", self.is_idle.then_some(true))?;
         fields.serialize_field("ended", &process.ended)?;
         fields.serialize_field("live", &self.live)?;
-        if let Some(since) = process.inuse_since.filter(|_| self.live) {
-            fields.serialize_field("inuse_since", &units::rfc3339(since))?;
-        }
-        if !process.losses.is_none() {
-            fields.serialize_field("losses", &process.losses)?;
-        }
-        if !process.slack.is_none() {
-            fields.serialize_field("slack", &process.slack)?;
-        }
-        if let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) {
-            fields.serialize_field("resident", &resident)?;
-            if let Some(before) = &self.inuse_before {
-                fields.serialize_field("inuse_before", before)?;
-            }
-        }
+        known(&mut fields, "inuse_since", process.inuse_since.filter(|_| self.live).map(units::rfc3339))?;
+        known(&mut fields, "losses", Some(&process.losses).filter(|losses| !losses.is_none()))?;
+        known(&mut fields, "slack", Some(&process.slack).filter(|slack| !slack.is_none()))?;
+        let resident = process.resident.filter(|resident| resident.total_bytes() > 0);
+        known(&mut fields, "resident", resident)?;
+        known(&mut fields, "inuse_before", self.inuse_before.filter(|_| resident.is_some()))?;
         self.figures.fields::<S>(&mut fields)?;
         fields.end()
     }

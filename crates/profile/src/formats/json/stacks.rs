@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::figures::Figures;
 use super::frames::EncodedFrame;
+use super::known;
 use super::processes::Programs;
 use crate::intern::Interned;
 use crate::model::{Profile, Row};
@@ -61,14 +62,10 @@ impl Serialize for RowJson<'_> {
         // The index distinguishes processes that had the same pid one after the other.
         fields.serialize_field("process", &only.map(|(index, _)| index))?;
         fields.serialize_field("pid", &only.map(|(_, pid)| pid))?;
-        if let Some(program) = program {
-            fields.serialize_field("program", &program)?;
-        }
+        known(&mut fields, "program", program)?;
         fields.serialize_field("thread", &*row.key.thread)?;
         fields.serialize_field("function", &*row.key.function)?;
-        if let Some(source) = row.key.stack.source() {
-            fields.serialize_field("source", source)?;
-        }
+        known(&mut fields, "source", row.key.stack.source())?;
         fields.serialize_field("interval", &row.key.interval)?;
         fields.serialize_field("samples", &row.alloc.samples)?;
         fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
@@ -97,32 +94,13 @@ impl Serialize for RowJson<'_> {
         fields.serialize_field("complete", &row.key.stack.cut.is_none())?;
         fields.serialize_field("cut", &row.key.stack.cut.as_deref())?;
         fields.serialize_field("unwinder", row.key.stack.unwinder)?;
-        fields.serialize_field("frames", &Frames { all: self.all, stack: self.stack })?;
+        let frames = self.all.interned.frame_ids(self.stack).iter().map(|&id| self.all.frames[id as usize].next());
+        fields.serialize_field("frames", &frames.collect::<Vec<_>>())?;
         Figures::of_row(profile, self.all.confidence, row).fields::<S>(&mut fields)?;
-        if let Some(peak) = &row.peak {
-            fields.serialize_field("peak", peak)?;
-        }
-        if let Some(in_memory) = &row.in_memory {
-            fields.serialize_field("in_memory", in_memory)?;
-        }
-        if let Some(growth) = &row.growth {
-            fields.serialize_field("growth", growth)?;
-        }
-        if let Some(lifetimes) = &row.lifetimes {
-            fields.serialize_field("lifetimes", lifetimes)?;
-        }
+        known(&mut fields, "peak", row.peak.as_ref())?;
+        known(&mut fields, "in_memory", row.in_memory.as_ref())?;
+        known(&mut fields, "growth", row.growth.as_ref())?;
+        known(&mut fields, "lifetimes", row.lifetimes.as_ref())?;
         fields.end()
-    }
-}
-
-struct Frames<'a> {
-    all: Stacks<'a>,
-    stack: u32,
-}
-
-impl Serialize for Frames<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let ids = self.all.interned.frame_ids(self.stack);
-        serializer.collect_seq(ids.iter().map(|&id| self.all.frames[id as usize].next()))
     }
 }

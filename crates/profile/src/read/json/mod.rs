@@ -76,7 +76,6 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             offsets_known,
             ended_apart: top.ended_apart,
             recordings: top.recordings.max(1),
-            estimator: top.estimator,
             time_windows: top.time_windows,
             host: top.host,
         },

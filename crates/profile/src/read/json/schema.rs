@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use heapbpf_audit::{FileAudit, Missing};
-use heapbpf_statistics::estimators::Estimator;
 use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use serde::Deserialize;
@@ -38,8 +37,6 @@ pub(super) struct Top<'a> {
     pub(super) samples_known: bool,
     #[serde(default)]
     pub(super) recordings: u32,
-    #[serde(default)]
-    pub(super) estimator: Estimator,
     #[serde(default)]
     pub(super) time_windows: bool,
     pub(super) processes: Vec<ProcessJson>,

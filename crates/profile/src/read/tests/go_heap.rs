@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::estimates::{IN_USE_ALONE, of_row};
+use crate::formats::{WriteOptions, by_name};
 use crate::model::{Process, Row, SampleSums};
 use crate::{GroupBy, Pool};
 
@@ -29,21 +30,14 @@ fn they_count_in_what_is_in_use_and_nowhere_else() {
 #[test]
 fn files_tell_who_has_sampled_them() {
     let profile = testing::with_go_heap();
-    let formats: &[&str] = &[
-        "json",
-        #[cfg(feature = "parquet")]
-        "parquet",
-        #[cfg(feature = "pprof")]
-        "pprof",
-    ];
-    for format in formats {
+    for format in ["json", "parquet", "pprof"] {
         let back = parse(&written(&profile, format)).expect("it is ours");
         let [row] = go_rows(&back)[..] else { panic!("{format}: {:?}", back.rows) };
         assert_eq!(row.key.stack.frames[0].function.as_deref(), Some("main.list"), "{format}");
         assert!((row.inuse.bytes / go_rows(&profile)[0].inuse.bytes - 1.0).abs() < 1e-3, "{format}");
         assert_eq!(row.alloc, SampleSums::default(), "{format}");
     }
-    let text = String::from_utf8(written(&profile, "json")).expect("text");
+    let text = testing::text(&profile, "json");
     assert!(text.contains(r#""source":"go runtime""#) && text.contains(r#""hook":"go runtime""#));
 }
 

@@ -5,31 +5,21 @@ use std::sync::Arc;
 use super::*;
 
 #[test]
-fn since_when_frees_are_followed_is_read_back() {
-    let profile = testing::followed_again();
-    let back = parse(&written(&profile, "json")).expect("its own output");
-    assert_eq!(back.processes[0].inuse_since, profile.processes[0].inuse_since);
-    assert_eq!(back.processes[1].inuse_since, None);
-    for (back, process) in back.processes.iter().zip(&profile.processes) {
-        assert_eq!((back.hook, &back.not_inline), (process.hook, &process.not_inline));
-        assert!(back.hook.is_some());
-    }
-    assert_eq!(back.inuse_since(), profile.inuse_since());
-}
-
-#[test]
 fn json_comes_back_whole() {
     let host = || crate::programs::put_together(&testing::whole_host(), false);
-    for profile in [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7), host()] {
+    let [apart, unread, again] = [testing::ended_apart(), testing::partly_read(), testing::followed_again()];
+    let known = [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7), host()];
+    for profile in known.into_iter().chain([apart, unread, again]) {
         let back = parse(&written(&profile, "json")).expect("its own output");
-        let same = |a: &Row, b: &Row| {
-            a.key == b.key && a.alloc == b.alloc && a.inuse == b.inuse && a.peak == b.peak && a.lifetimes == b.lifetimes
-        };
+        let sums = |row: &Row| (row.alloc, row.inuse, row.at_exit, row.peak);
+        let same = |a: &Row, b: &Row| a.key == b.key && sums(a) == sums(b) && a.lifetimes == b.lifetimes;
         assert_eq!(back.rows.len(), profile.rows.len());
         assert!(back.rows.iter().zip(&profile.rows).all(|(a, b)| same(a, b)));
         assert_eq!((back.processes, back.idle), (profile.processes, profile.idle));
         assert_eq!(back.modules, profile.modules);
         assert_eq!((back.header.started, back.header.duration), (profile.header.started, profile.header.duration));
+        assert_eq!((back.header.time, back.header.unread), (profile.header.time, profile.header.unread));
+        assert_eq!(back.header.ended_apart, profile.header.ended_apart);
         assert_eq!((back.counters, back.notes), (profile.counters, profile.notes));
         assert_eq!(
             (back.header.version, back.header.host, back.header.unwind),
@@ -57,19 +47,13 @@ fn offsets_that_are_not_known_stay_unknown() {
     profile.rows[0].inuse.offset_sum = SampleSums::UNKNOWN_OFFSET;
     profile.rows[0].peak = Some(profile.rows[0].inuse);
     profile.rows[0].growth.as_mut().expect("growth").freed.offset_sum = SampleSums::UNKNOWN_OFFSET;
-    let formats: &[&str] = &[
-        "json",
-        #[cfg(feature = "parquet")]
-        "parquet",
-    ];
-    for format in formats {
+    for format in ["json", "parquet"] {
         let text = written(&profile, format);
         let back = parse(&text).expect("its own output");
-        let is_known =
-            |row: usize, value| crate::estimates::guaranteed_of_row(&back, &back.rows[row], value, 0.95).is_ok();
+        let is_known = |row: usize, value| crate::Pool::of([&back.rows[row]]).guaranteed(&back, value, 0.95).is_ok();
         assert!(back.header.offsets_known && is_known(0, Value::AllocSpace), "{format}");
         assert!(!is_known(0, Value::InuseSpace) && is_known(2, Value::InuseSpace), "{format}");
-        if *format == "json" {
+        if format == "json" {
             let sums = |profile: &Profile| (profile.rows[0].inuse, profile.rows[0].peak, profile.rows[0].growth);
             assert_eq!(sums(&back), sums(&profile));
             // Older versions read no file in which it is missing.
@@ -101,7 +85,7 @@ fn a_system_name_is_written_once_and_read_for_every_stack() {
 
 #[test]
 fn json_without_our_additions_is_read() {
-    let mut value: serde_json::Value = serde_json::from_slice(&written(&testing::small(), "json")).expect("JSON");
+    let mut value = testing::json(&testing::small(), "json");
     let top = value.as_object_mut().expect("an object");
     for addition in ["modules", "notes", "host", "live", "samples_known", "confidence"] {
         top.remove(addition);

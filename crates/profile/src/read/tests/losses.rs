@@ -36,7 +36,7 @@ fn json_keeps_losses_and_slack() {
     let back = parse(&written(&profile, "json")).expect("its own output");
     assert_eq!(back.processes, profile.processes);
     assert_eq!(intervals(&back), intervals(&profile));
-    let value: serde_json::Value = serde_json::from_slice(&written(&profile, "json")).expect("JSON");
+    let value = testing::json(&profile, "json");
     assert_eq!(value["processes"][0]["losses"]["alloc"], serde_json::json!({"samples": 3, "sampled_bytes": 1_536}));
     assert_eq!(value["processes"][0]["slack"]["samples"], 1);
     assert!(value["processes"][1].get("losses").is_none() && value["processes"][1].get("slack").is_none());
@@ -48,7 +48,7 @@ fn json_keeps_losses_and_slack() {
 #[test]
 fn json_keeps_resident_memory() {
     let mut profile = testing::measured();
-    let value: serde_json::Value = serde_json::from_slice(&written(&profile, "json")).expect("JSON");
+    let value = testing::json(&profile, "json");
     assert_eq!(value["processes"][0]["resident"]["heap"], 300 << 20);
     assert!(value["processes"][0]["resident"].get("growth_per_minute").is_some_and(serde_json::Value::is_null));
     assert!(value["processes"][1].get("resident").is_none());
@@ -57,7 +57,6 @@ fn json_keeps_resident_memory() {
     assert_eq!(back.processes[0].resident, profile.processes[0].resident);
 }
 
-#[cfg(feature = "parquet")]
 #[test]
 fn parquet_keeps_losses() {
     let profile = lossy();
@@ -76,7 +75,6 @@ fn parquet_keeps_losses() {
     assert!(back.processes[0].losses.inuse_unbounded && back.processes[1].losses.unbounded);
 }
 
-#[cfg(feature = "pprof")]
 #[test]
 fn pprof_says_what_was_lost() {
     let mut profile = lossy();
@@ -101,7 +99,7 @@ fn pprof_says_what_was_lost() {
 /// Absurd numbers are added without overflow, and non-numeric values are rejected.
 #[test]
 fn hostile_losses_are_bounded() {
-    let mut value: serde_json::Value = serde_json::from_slice(&written(&lossy(), "json")).expect("JSON");
+    let mut value = testing::json(&lossy(), "json");
     let most = serde_json::json!({"samples": u64::MAX, "sampled_bytes": u64::MAX});
     for process in value["processes"].as_array_mut().expect("a list") {
         process["losses"] = serde_json::json!({"alloc": most, "inuse_stale": most, "interval": u64::MAX});

@@ -1,11 +1,10 @@
 //! Java frames of samples: unwinds through frames of a JVM's code, and names the functions that run in them.
 
-mod notes;
 mod process;
 mod reader;
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use heapbpf_host::clock::monotonic_ns;
@@ -15,17 +14,17 @@ use heapbpf_java::{Library, ReadError, Tables, Vm};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, raw_frame};
 use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::mapping::ModuleId;
-use heapbpf_unwind::memory::{Memory, Missing};
+use heapbpf_unwind::memory::Memory;
 use heapbpf_unwind::raw::{RawFrame, SpaceView};
 use heapbpf_unwind::runtime::{Left, RuntimeCode, RuntimeFrame};
-use notes::Outcomes;
 use process::{Code, Process, TRUE_FOR};
 use reader::{Failed, JavaReader};
 use sampler_ebpf::abi::ProcessKey;
 
 /// Maximum number of processes that are remembered as having no JVM.
 const MOST_PROCESSES: usize = 1 << 14;
-
+/// Maximum number of refused JVMs that are reported.
+const MOST_REFUSED: usize = 8;
 /// Name of the code by which native code calls Java.
 const CALL_STUB: &str = "call_stub";
 
@@ -36,7 +35,37 @@ const IMPLAUSIBLE: &str = "a JVM frame could not be decoded";
 const NOWHERE: &str = "a JVM frame leads to no code";
 const NO_METHOD: &str = "an interpreted JVM frame has no method";
 
+/// What could not be shown.
+#[derive(Debug, Default)]
+struct Outcomes {
+    stuck: BTreeMap<&'static str, u64>,
+    refused: BTreeSet<String>,
+}
+
+impl Outcomes {
+    /// Counts a stack that ends in a JVM's code.
+    fn count(&mut self, why: &'static str) {
+        *self.stuck.entry(why).or_default() += 1;
+    }
+
+    /// Notes a process whose JVM cannot be read.
+    fn refuse(&mut self, pid: u32, why: &str) {
+        if self.refused.len() < MOST_REFUSED {
+            self.refused.insert(format!("Java frames of process {pid} are not shown: {why}"));
+        }
+    }
+
+    /// Notes for the user.
+    fn notes(&self) -> impl Iterator<Item = String> {
+        let reasons: Vec<String> = self.stuck.iter().map(|(why, count)| format!("{why} ({count})")).collect();
+        let ends = (!reasons.is_empty())
+            .then(|| format!("some sampled stacks of Java programs end in the JVM's code: {}", reasons.join(", ")));
+        self.refused.iter().cloned().chain(ends)
+    }
+}
+
 /// The Java side of the intake.
+#[derive(Default)]
 pub struct Javas {
     names: Arc<RuntimeFunctions>,
     libraries: HashMap<ModuleId, Option<Library>>,
@@ -50,20 +79,13 @@ pub struct Javas {
 impl Javas {
     /// Creates it without any known JVM. New methods are added to `names`.
     pub fn new(names: Arc<RuntimeFunctions>) -> Self {
-        Self {
-            names,
-            libraries: HashMap::new(),
-            without: HashMap::new(),
-            processes: HashMap::new(),
-            reader: JavaReader::default(),
-            outcomes: Outcomes::default(),
-        }
+        Self { names, ..Self::default() }
     }
 
     /// Searches the modules of a process for a JVM, if they have changed. This happens right before a stack is unwound,
     /// so the JVM is known before the first of its stacks.
     pub fn look_at(&mut self, key: ProcessKey, space: &AddressSpace, files: &mut dyn ModuleFiles) {
-        let generation = space.generation();
+        let generation = space.generation;
         if self.processes.contains_key(&key) || self.without.get(&key) == Some(&generation) {
             return;
         }
@@ -138,16 +160,10 @@ struct At<'a> {
     space: &'a SpaceView<'a>,
 }
 
-/// Why a frame cannot be unwound.
-enum Why {
-    Missing(Missing),
-    Stuck(&'static str),
-}
-
 impl At<'_> {
-    fn code(&mut self, pc: u64) -> Result<Code, Why> {
+    fn code(&mut self, pc: u64) -> Result<Code, Left> {
         let code = self.process.code(self.reader, self.names, &self.vm, pc);
-        code.map_err(|failed| Why::Stuck(why(failed)))?.ok_or(Why::Stuck(GONE))
+        code.map_err(|failed| Left::Stuck(why(failed)))?.ok_or(Left::Stuck(GONE))
     }
 
     /// Whether the return address of a caller lies in code.
@@ -156,26 +172,26 @@ impl At<'_> {
         self.space.find(call).is_some() || self.vm.heap(call).is_some()
     }
 
-    fn leave(&mut self, at: Registers, memory: &mut dyn Memory, frames: &mut Vec<RawFrame>) -> Result<Registers, Why> {
+    fn leave(&mut self, at: Registers, memory: &mut dyn Memory, frames: &mut Vec<RawFrame>) -> Result<Registers, Left> {
         let code = self.code(at.ip)?;
         let mut read = |address| memory.read(address);
         let not_left = |error| match error {
-            NotLeft::Stack(missing) => Why::Missing(missing),
-            NotLeft::Implausible => Why::Stuck(IMPLAUSIBLE),
+            NotLeft::Stack(missing) => Left::Missing(missing),
+            NotLeft::Implausible => Left::Stuck(IMPLAUSIBLE),
         };
         let (runs, mut caller) = leave(&self.vm, &code.blob, at, &mut read).map_err(not_left)?;
         if !self.leads_to_code(&caller) && runs == Runs::Stub {
             caller = leave_otherwise(&code.blob, at, &mut read).map_err(not_left)?;
         }
         if !self.leads_to_code(&caller) {
-            return Err(Why::Stuck(NOWHERE));
+            return Err(Left::Stuck(NOWHERE));
         }
         match runs {
             Runs::Interpreted { method, bytecode } => {
                 let frame = self.process.interpreted(self.reader, self.names, &self.vm, (method, bytecode));
                 frames.push(frame.map_err(|failed| match failed {
-                    Failed::Read(ReadError::Malformed) => Why::Stuck(NO_METHOD),
-                    other => Why::Stuck(why(other)),
+                    Failed::Read(ReadError::Malformed) => Left::Stuck(NO_METHOD),
+                    other => Left::Stuck(why(other)),
                 })?);
             }
             Runs::Compiled { pc } if pc != at.ip => match self.code(pc) {
@@ -220,8 +236,8 @@ impl RuntimeCode for Javas {
         let mut around = At { process, reader: &mut self.reader, names: &self.names, vm, space };
         match around.leave(registers, memory, frames) {
             Ok(Registers { ip, sp, fp }) => Left::To(RuntimeFrame { ip, sp, fp }),
-            Err(Why::Missing(missing)) => Left::Missing(missing),
-            Err(Why::Stuck(why)) => self.stuck(why),
+            Err(Left::Stuck(why)) => self.stuck(why),
+            Err(left) => left,
         }
     }
 
@@ -236,6 +252,7 @@ mod tests {
     use heapbpf_host::mappings::Kind;
     use heapbpf_unwind::image::Image;
     use heapbpf_unwind::mapping::Mapping;
+    use heapbpf_unwind::memory::Missing;
 
     use super::*;
 
@@ -306,5 +323,20 @@ mod tests {
         let mut frames = Vec::new();
         assert_eq!(javas.leave(&space, at, &mut NoStack, &mut frames), Left::NotMine);
         assert_eq!((frames.len(), javas.notes().count()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_not_shown_is_told_once() {
+        let mut outcomes = Outcomes::default();
+        assert_eq!(outcomes.notes().count(), 0);
+        for pid in [7, 7].into_iter().chain(10..30) {
+            outcomes.refuse(pid, "the frames of Java 8 are not known");
+        }
+        ["gone", "gone", "bad"].into_iter().for_each(|why| outcomes.count(why));
+        let notes: Vec<String> = outcomes.notes().collect();
+        assert_eq!(notes.len(), MOST_REFUSED + 1);
+        assert!(notes.contains(&"Java frames of process 7 are not shown: the frames of Java 8 are not known".into()));
+        let last = "some sampled stacks of Java programs end in the JVM's code: bad (1), gone (2)";
+        assert_eq!(notes.last().map(String::as_str), Some(last));
     }
 }

@@ -4,10 +4,7 @@ use heapbpf_python::Runtime;
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::RawFrame;
 
-/// The number of invocations of the interpreter's loop differs between the native stack and the Python frames, so one
-/// of them is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mismatch;
+use super::notes::{MISMATCH, Why};
 
 /// What is merged.
 pub struct Parts<'a> {
@@ -33,8 +30,9 @@ impl Parts<'_> {
     /// function has such code, with its name.
     ///
     /// # Errors
-    /// [`Mismatch`]: the native stack must stay as it is.
-    pub fn merge(&self) -> Result<Vec<RawFrame>, Mismatch> {
+    /// [`MISMATCH`]: the number of invocations of the interpreter's loop differs between the native stack and the Python
+    /// frames, so one of them is wrong. The native stack must stay as it is.
+    pub fn merge(&self) -> Result<Vec<RawFrame>, Why> {
         let (module, runtime) = self.runtime;
         let mut merged = Vec::with_capacity(self.native.len());
         let mut python = self.python.iter();
@@ -55,7 +53,7 @@ impl Parts<'_> {
                         calls_loop = true;
                         continue;
                     }
-                    None if self.python_is_whole => return Err(Mismatch),
+                    None if self.python_is_whole => return Err(MISMATCH),
                     None => is_unknown = true,
                 }
             }
@@ -65,7 +63,7 @@ impl Parts<'_> {
             }
         }
         if self.native_is_whole && python.next().is_some() {
-            return Err(Mismatch);
+            return Err(MISMATCH);
         }
         Ok(merged)
     }
@@ -102,12 +100,7 @@ mod tests {
         text.chars().map(frame).collect()
     }
 
-    fn merge_of(
-        runtime: &Runtime,
-        native: &str,
-        python: &[&str],
-        whole: (bool, bool),
-    ) -> Result<Vec<RawFrame>, Mismatch> {
+    fn merge_of(runtime: &Runtime, native: &str, python: &[&str], whole: (bool, bool)) -> Result<Vec<RawFrame>, Why> {
         let (native, python) = (frames(native), python.iter().map(|text| frames(text)).collect::<Vec<_>>());
         let (native_is_whole, python_is_whole) = whole;
         let is_jit_code = |module| module == JIT_CODE;
@@ -115,7 +108,7 @@ mod tests {
         Parts { native, native_is_whole, runtime, python, python_is_whole, is_jit_code: &is_jit_code }.merge()
     }
 
-    fn merge(native: &str, python: &[&str], whole: (bool, bool)) -> Result<Vec<RawFrame>, Mismatch> {
+    fn merge(native: &str, python: &[&str], whole: (bool, bool)) -> Result<Vec<RawFrame>, Why> {
         merge_of(&runtime(true), native, python, whole)
     }
 
@@ -135,9 +128,9 @@ mod tests {
 
     #[test]
     fn stacks_that_do_not_agree_are_told() {
-        assert_eq!(merge("iLiLn", &["1"], (true, true)), Err(Mismatch));
-        assert_eq!(merge("iLn", &["1", "2"], (true, true)), Err(Mismatch));
-        assert_eq!(merge("iin", &["1"], (true, true)), Err(Mismatch));
+        assert_eq!(merge("iLiLn", &["1"], (true, true)), Err(MISMATCH));
+        assert_eq!(merge("iLn", &["1", "2"], (true, true)), Err(MISMATCH));
+        assert_eq!(merge("iin", &["1"], (true, true)), Err(MISMATCH));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
-use merge::{Mismatch, Parts};
+use merge::Parts;
 use notes::{Outcomes, Why};
 use sampler_ebpf::abi::{ProcessKey, PythonCodeRecord, PythonFrame, PythonRecord, StackRecord, python_walk};
 
@@ -86,11 +86,6 @@ impl Process {
         self.codes.insert(address, CodeObject { check, function, lines: HashMap::new() });
     }
 
-    /// Memory that can be given back, bytes: what was dropped is read again when a stack needs it.
-    fn droppable_bytes(&self) -> usize {
-        if self.memory.is_some() { self.held_bytes } else { 0 }
-    }
-
     /// Drops all code objects, unless they cannot be read again.
     fn drop_codes(&mut self) {
         if self.memory.is_some() {
@@ -100,6 +95,7 @@ impl Process {
 }
 
 /// The Python side of the intake.
+#[derive(Default)]
 pub struct Pythons {
     names: Arc<RuntimeFunctions>,
     runtimes: HashMap<ModuleId, Arc<Runtime>>,
@@ -116,16 +112,7 @@ pub struct Pythons {
 impl Pythons {
     /// Creates it without any known interpreter. New functions are added to `names`.
     pub fn new(names: Arc<RuntimeFunctions>) -> Self {
-        Self {
-            names,
-            runtimes: HashMap::new(),
-            waiting: HashMap::new(),
-            copies: HashMap::new(),
-            processes: HashMap::new(),
-            parents: HashMap::new(),
-            reader: ReaderThread::default(),
-            outcomes: Outcomes::default(),
-        }
+        Self { names, ..Self::default() }
     }
 
     /// Adds an interpreter.
@@ -183,7 +170,7 @@ impl Pythons {
             native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
         let Some(walked) = walked else {
             if has_loop {
-                self.outcomes.count(Some(Why::NotRead));
+                self.outcomes.count(Some(notes::NOT_READ));
             }
             return None;
         };
@@ -200,7 +187,7 @@ impl Pythons {
                 python_is_whole: walked.walk == python_walk::COMPLETE,
                 is_jit_code,
             };
-            parts.merge().map_err(|Mismatch| Why::Mismatch)
+            parts.merge()
         });
         self.outcomes.count(merged.as_ref().err().copied());
         let frames = merged.ok()?.into();
@@ -209,13 +196,13 @@ impl Pythons {
 
     /// The Python frames, by invocation of the interpreter's loop.
     fn frames_of(&mut self, space: ProcessKey, walked: &Walked, runtime: &Runtime) -> Result<Vec<Vec<RawFrame>>, Why> {
-        if let Some(why) = Why::of_walk(walked.walk) {
+        if let Some(why) = notes::why_of_walk(walked.walk) {
             return Err(why);
         }
         let layout = &runtime.layout;
         let invocations = invocations(layout, &walked.frames, walked.walk == python_walk::COMPLETE);
         self.read_new(space, layout, invocations.iter().flatten())?;
-        let process = self.processes.get_mut(&space).ok_or(Why::Unreadable)?;
+        let process = self.processes.get_mut(&space).ok_or(notes::UNREADABLE)?;
         let (mut readable, mut new_lines) = (0, 0);
         let mut all = Vec::with_capacity(invocations.len());
         for invocation in &invocations {
@@ -236,7 +223,7 @@ impl Pythons {
         }
         process.held_bytes = process.held_bytes.saturating_add_signed(new_lines * LINE_BYTES);
         // If none can be read, these are probably no frames.
-        if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
+        if readable == 0 && !walked.frames.is_empty() { Err(notes::UNREADABLE) } else { Ok(all) }
     }
 
     /// Reads the code objects that are not known yet: from the kernel side's copies, otherwise from the process.
@@ -246,7 +233,9 @@ impl Pythons {
         layout: &Layout,
         frames: impl Iterator<Item = &'f Frame>,
     ) -> Result<(), Why> {
-        if self.processes.values().map(Process::droppable_bytes).sum::<usize>() > MOST_BYTES {
+        // What is dropped is read again when a stack needs it.
+        let droppable = self.processes.values().filter(|process| process.memory.is_some());
+        if droppable.map(|process| process.held_bytes).sum::<usize>() > MOST_BYTES {
             self.processes.values_mut().for_each(Process::drop_codes);
         }
         let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
@@ -258,10 +247,10 @@ impl Pythons {
         wanted.sort_unstable();
         wanted.dedup();
         self.read_copies(space, layout, &mut wanted);
-        let process = self.processes.get(&space).ok_or(Why::Unreadable)?;
+        let process = self.processes.get(&space).ok_or(notes::UNREADABLE)?;
         if process.gave_up {
             let all = wanted.iter().all(|(code, check)| process.knows(*code, *check));
-            return if all { Ok(()) } else { Err(Why::NoAnswer) };
+            return if all { Ok(()) } else { Err(notes::NO_ANSWER) };
         }
         let mut asked = Some(space);
         for _ in 0..=GENERATIONS {
@@ -316,7 +305,7 @@ impl Pythons {
         let Some(memory) = &process.memory else { return Ok(unreadable()) };
         reader::read(&mut self.reader, memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
             (process.memory, process.gave_up) = (None, true);
-            Why::NoAnswer
+            notes::NO_ANSWER
         })
     }
 
@@ -443,7 +432,7 @@ mod tests {
         }
         for space in spaces {
             assert_eq!([0, DEPTH].map(|at| read(&mut pythons, space, at)), [frames.clone(), frames.clone()]);
-            assert_eq!(read(&mut pythons, space, 2 * DEPTH), Err(Why::NoAnswer));
+            assert_eq!(read(&mut pythons, space, 2 * DEPTH), Err(notes::NO_ANSWER));
         }
         // There is no space for copies of further ones.
         let (wanted, held_bytes) = (codes[2 * DEPTH], pythons.processes[&spaces[0]].held_bytes);

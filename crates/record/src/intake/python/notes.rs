@@ -1,58 +1,35 @@
 //! How often Python frames could not be shown, and why.
 
+use std::collections::BTreeMap;
+
 use sampler_ebpf::abi::python_walk;
 
 /// Why a stack shows native frames instead of Python's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// The process has several interpreters.
-    Subinterpreters,
-    /// The interpreter does not know the thread.
-    NoThread,
-    /// The interpreter had not started, or had ended.
-    NotRunning,
-    /// Frames or code objects could not be read.
-    Unreadable,
-    /// Reading took too long.
-    NoAnswer,
-    /// The native stack and the Python frames do not agree.
-    Mismatch,
-    /// No record of Python frames arrived: the BPF programs did not know the interpreter yet, or the record was lost.
-    NotRead,
-}
+pub type Why = &'static str;
 
-impl Why {
-    const ALL: [Self; 7] = [
-        Self::Subinterpreters,
-        Self::NoThread,
-        Self::NotRunning,
-        Self::Unreadable,
-        Self::NoAnswer,
-        Self::Mismatch,
-        Self::NotRead,
-    ];
+/// The process has several interpreters.
+pub const SUBINTERPRETERS: Why = "the process has subinterpreters";
+/// The interpreter does not know the thread.
+pub const NO_THREAD: Why = "the interpreter did not know the thread";
+/// The interpreter had not started, or had ended.
+pub const NOT_RUNNING: Why = "the interpreter had not started yet or had ended";
+/// Frames or code objects could not be read.
+pub const UNREADABLE: Why = "frames or code objects could not be read";
+/// Reading took too long.
+pub const NO_ANSWER: Why = "reading the process's memory took too long";
+/// The native stack and the Python frames do not agree.
+pub const MISMATCH: Why = "native and Python frames did not agree";
+/// No record of Python frames arrived: the BPF programs did not know the interpreter yet, or the record was lost.
+pub const NOT_READ: Why = "the interpreter was not known yet, or its frames were lost";
 
-    /// The reason for one of [`python_walk`]; `None` if there are frames to show.
-    pub fn of_walk(walk: u32) -> Option<Self> {
-        match walk {
-            python_walk::COMPLETE | python_walk::TOO_DEEP => None,
-            python_walk::SUBINTERPRETERS => Some(Self::Subinterpreters),
-            python_walk::NO_THREAD => Some(Self::NoThread),
-            python_walk::NOT_RUNNING => Some(Self::NotRunning),
-            _ => Some(Self::Unreadable),
-        }
-    }
-
-    fn text(self) -> &'static str {
-        match self {
-            Self::Subinterpreters => "the process has subinterpreters",
-            Self::NoThread => "the interpreter did not know the thread",
-            Self::NotRunning => "the interpreter had not started yet or had ended",
-            Self::Unreadable => "frames or code objects could not be read",
-            Self::NoAnswer => "reading the process's memory took too long",
-            Self::Mismatch => "native and Python frames did not agree",
-            Self::NotRead => "the interpreter was not known yet, or its frames were lost",
-        }
+/// The reason for one of [`python_walk`]; `None` if there are frames to show.
+pub fn why_of_walk(walk: u32) -> Option<Why> {
+    match walk {
+        python_walk::COMPLETE | python_walk::TOO_DEEP => None,
+        python_walk::SUBINTERPRETERS => Some(SUBINTERPRETERS),
+        python_walk::NO_THREAD => Some(NO_THREAD),
+        python_walk::NOT_RUNNING => Some(NOT_RUNNING),
+        _ => Some(UNREADABLE),
     }
 }
 
@@ -60,7 +37,7 @@ impl Why {
 #[derive(Debug, Default)]
 pub struct Outcomes {
     all: u64,
-    failed: [u64; Why::ALL.len()],
+    failed: BTreeMap<Why, u64>,
 }
 
 impl Outcomes {
@@ -68,19 +45,14 @@ impl Outcomes {
     pub fn count(&mut self, why: Option<Why>) {
         self.all += 1;
         if let Some(why) = why {
-            self.failed[why as usize] += 1;
+            *self.failed.entry(why).or_default() += 1;
         }
     }
 
     /// A note for the user, if a stack shows native frames instead.
     pub fn note(&self) -> Option<String> {
-        let reasons: Vec<String> = Why::ALL
-            .iter()
-            .zip(self.failed)
-            .filter(|(_, count)| *count > 0)
-            .map(|(why, count)| format!("{} ({count})", why.text()))
-            .collect();
-        let failed: u64 = self.failed.iter().sum();
+        let reasons: Vec<String> = self.failed.iter().map(|(why, count)| format!("{why} ({count})")).collect();
+        let failed: u64 = self.failed.values().sum();
         let all = self.all;
         (failed > 0).then(|| {
             format!(
@@ -100,9 +72,9 @@ mod tests {
         let mut outcomes = Outcomes::default();
         outcomes.count(None);
         assert_eq!(outcomes.note(), None);
-        [Why::Mismatch, Why::NoThread, Why::Mismatch].map(Some).into_iter().for_each(|why| outcomes.count(why));
-        let note = "3 of 4 sampled stacks of Python programs show only native frames: the interpreter did not know the \
-                    thread (1), native and Python frames did not agree (2)";
+        [MISMATCH, NO_THREAD, MISMATCH].map(Some).into_iter().for_each(|why| outcomes.count(why));
+        let note = "3 of 4 sampled stacks of Python programs show only native frames: native and Python frames did not \
+                    agree (2), the interpreter did not know the thread (1)";
         assert_eq!(outcomes.note().as_deref(), Some(note));
     }
 
@@ -116,9 +88,9 @@ mod tests {
             python_walk::NO_THREAD,
             python_walk::NOT_RUNNING,
         ]
-        .map(Why::of_walk);
-        let [unreadable, subinterpreters] = [Some(Why::Unreadable), Some(Why::Subinterpreters)];
-        let expected = [None, None, unreadable, subinterpreters, Some(Why::NoThread), Some(Why::NotRunning)];
+        .map(why_of_walk);
+        let [unreadable, subinterpreters] = [Some(UNREADABLE), Some(SUBINTERPRETERS)];
+        let expected = [None, None, unreadable, subinterpreters, Some(NO_THREAD), Some(NOT_RUNNING)];
         assert_eq!(of, expected);
     }
 }

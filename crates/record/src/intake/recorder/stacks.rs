@@ -117,7 +117,7 @@ impl Recorder {
         self.javas.look_at(head.space, space, modules);
         let at = AtTime::new(space, head.time_ns);
         let mut stack = self.unwinder.unwind_with(modules, &mut self.javas, &at.view(head.space), capture);
-        if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
+        if !self.unwinder.was_repeated && stack.has_jit_code(modules) {
             self.runs_jit_code(head.space, head.time_ns);
         }
         let is_shortened = stack.completeness == Completeness::Truncated(Reason::StackCopyShortened);
@@ -127,42 +127,41 @@ impl Recorder {
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
         }
         if head.ends_at == copy_end::TOP {
-            self.outer_stacks.note(&head, &stack, self.unwinder.reads());
+            self.outer_stacks.note(&head, &stack, &self.unwinder.reads);
         }
         if let Some(merged) = self.pythons.merged(&head, &stack, &|module| modules.is_anonymous(module)) {
-            stack = self.unwinder.intern(merged);
+            stack = self.unwinder.stacks.intern(merged);
         }
         self.join.arrive(head.sample, stack);
     }
 
-    /// The stack that the kernel walked, resolved once per (address space, stack ID, caller).
-    pub(super) fn walked(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
-        let key = (record.space, record.stack_id, record.caller);
-        if let Some(stack) = self.walked.get(&key) {
+    /// A stack that was not copied, resolved once: what the kernel walked, or the caller alone for a `reason`.
+    pub(super) fn without_copy(
+        &mut self,
+        record: &AllocationRecord,
+        reason: Option<Reason>,
+        host: &mut Host,
+    ) -> Arc<RawStack> {
+        let stack_id = if reason.is_none() { record.stack_id } else { 0 };
+        let key = (record.space, record.caller, record.stack_kind, stack_id);
+        if let Some(stack) = self.without_copies.get(&key) {
             return Arc::clone(stack);
         }
-        let addresses = (self.traces)(record.stack_id);
         self.poll(host);
         let at = self.at_time(record, host);
-        let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
-        let stack = self.unwinder.intern(stack);
+        let view = at.view(record.space);
+        let stack = match reason {
+            Some(reason) => RawStack::caller_only(&view, record.caller, reason),
+            None => frame_pointer::from_kernel(&view, record.caller, &(self.traces)(stack_id), self.max_depth),
+        };
+        let stack = self.unwinder.stacks.intern(stack);
         if stack.has_jit_code(host.modules()) {
             self.runs_jit_code(record.space, record.time_ns);
         }
-        bounded(&mut self.walked).insert(key, Arc::clone(&stack));
-        stack
-    }
-
-    /// A stack of one frame, the caller. `reason`: why there are no more.
-    pub(super) fn caller(&mut self, record: &AllocationRecord, reason: Reason, host: &mut Host) -> Arc<RawStack> {
-        let key = (record.space, record.caller, record.stack_kind);
-        if let Some(stack) = self.callers.get(&key) {
-            return Arc::clone(stack);
+        if self.without_copies.len() >= MOST_STACKS {
+            self.without_copies.clear();
         }
-        self.poll(host);
-        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller, reason);
-        let stack = self.unwinder.intern(stack);
-        bounded(&mut self.callers).insert(key, Arc::clone(&stack));
+        self.without_copies.insert(key, Arc::clone(&stack));
         stack
     }
 
@@ -204,14 +203,6 @@ fn flaws_of(head: &StackRecord) -> Flaws {
         _ => CopyEnd::Limit,
     };
     Flaws { end, has_gaps: head.missing_pages > 0 }
-}
-
-/// Clears a full cache, so that one more entry fits.
-fn bounded<K, V>(stacks: &mut HashMap<K, V>) -> &mut HashMap<K, V> {
-    if stacks.len() >= MOST_STACKS {
-        stacks.clear();
-    }
-    stacks
 }
 
 #[cfg(test)]

@@ -21,6 +21,15 @@ struct Received {
     body: Vec<u8>,
 }
 
+/// Sends until nothing is left in the queue, and closes it.
+fn deliver(destination: &Destination, queue: &Queue) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(destination, queue));
+        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
+        queue.close();
+    });
+}
+
 /// A receiver that answers with these statuses in turn, then always with 200.
 fn receiver(listener: TcpListener, statuses: &'static [u16]) -> Arc<Mutex<Vec<Received>>> {
     let received: Arc<Mutex<Vec<Received>>> = Arc::default();
@@ -78,11 +87,7 @@ fn answers_that_are_about_the_request_are_for_good_and_the_rest_is_tried_again()
     let destination = Destination::parse(&format!("http://key@{address}/in")).unwrap();
     let queue = Queue::in_memory();
     (1..=3).for_each(|number| assert_eq!(queue.push(&numbered(number)), None));
-    std::thread::scope(|scope| {
-        scope.spawn(|| run(&destination, &queue));
-        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
-        queue.close();
-    });
+    deliver(&destination, &queue);
     let received = received.lock().unwrap();
     let bodies: Vec<u8> = received.iter().map(|request| request.body[0]).collect();
     assert_eq!(bodies, [1, 3], "the second one was refused for good");
@@ -148,11 +153,7 @@ fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
     let received = receiver(TcpListener::bind(address).unwrap(), &[]);
     let queue = Queue::on_disk(&options, &destination.shown()).unwrap();
     queue.push(&numbered(6));
-    std::thread::scope(|scope| {
-        scope.spawn(|| run(&destination, &queue));
-        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
-        queue.close();
-    });
+    deliver(&destination, &queue);
     let bodies: Vec<u8> = received.lock().unwrap().iter().map(|request| request.body[0]).collect();
     assert_eq!(bodies, [1, 2, 3, 4, 5, 6]);
 }
@@ -209,11 +210,7 @@ fn otlp_over_grpc_arrives_at_a_collector_that_was_busy() {
     let batch = batches(&destination, &testing::small()).unwrap();
     let queue = Queue::in_memory();
     (0..2).for_each(|_| assert_eq!(queue.push(&batch), None));
-    std::thread::scope(|scope| {
-        scope.spawn(|| run(&destination, &queue));
-        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
-        queue.close();
-    });
+    deliver(&destination, &queue);
     let counts = queue.counts();
     assert_eq!((counts.delivered, counts.failures, counts.rejected), (2, 2, 0));
     let received = received.lock().unwrap().clone();
@@ -223,4 +220,12 @@ fn otlp_over_grpc_arrives_at_a_collector_that_was_busy() {
     for refused in ["not so (gRPC status 3)", "2 of its parts: too old"] {
         assert_eq!(wire.send(&destination, &batch), Outcome::Rejected(refused.into()));
     }
+}
+
+#[test]
+fn waits_double_up_to_a_minute() {
+    let mut step = FIRST_WAIT;
+    let waits: Vec<f64> = (0..10).map(|_| next_wait(&mut step, 1.0).as_secs_f64()).collect();
+    assert_eq!(waits, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
+    assert_eq!(next_wait(&mut step, 0.0).as_secs_f64(), 30.0);
 }
