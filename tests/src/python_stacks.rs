@@ -46,6 +46,17 @@ pub fn has(stack: &Stack, frames: &[Named]) -> bool {
     is_whole && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
 }
 
+/// Number of sampled stacks of Python programs that show only native frames, whatever the reason, as the profile says.
+#[must_use]
+pub fn only_native(profile: &Profile) -> u64 {
+    let told = |note: &String| {
+        let (failed, rest) = note.split_once(" of ")?;
+        let is_it = rest.contains(" sampled stacks of Python programs show only native frames");
+        failed.parse::<u64>().ok().filter(|_| is_it)
+    };
+    profile.notes.iter().filter_map(told).sum()
+}
+
 /// Number of stacks that have only native frames because, as the profile says, Python's could not be read. A probe
 /// cannot wait for a page that the kernel is moving.
 #[must_use]
