@@ -114,9 +114,11 @@ pub fn all_threads_are_traced_as_long_as_the_first_one() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
         !status.is_ok_and(|status| status.contains("TracerPid:\t0\n"))
     };
+    // By its flags: a worker sets its name only once it runs.
     let is_io_worker = |tid: &i32| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
-        name.starts_with("iou-")
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        fields.get(6).and_then(|flags| flags.parse::<u64>().ok()).is_some_and(|flags| flags & 0x10 != 0)
     };
     let others = || program.threads().into_iter().filter(|tid| *tid != first && !is_io_worker(tid));
     let (is_over, late) = (AtomicBool::new(false), AtomicUsize::new(0));
