@@ -1,7 +1,7 @@
 //! What a recording does by default, and to which processes: active processes are hooked, idle ones and bystanders are
 //! left alone.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -100,11 +100,27 @@ fn idle_processes_make_way_for_busy_ones() {
     make_way(Recorder::new().flag("--all"));
 }
 
-/// With as few descriptors as here, eight processes are hooked at a time. Once one of them has been idle for ten
-/// seconds, it is let go when another one is busy, and hooked again when it is active itself.
+/// What a command begins with that has as few descriptors as eight hooked processes need.
+const FEW_DESCRIPTORS: [&str; 4] = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"];
+
+/// Of named processes that run already, no more are prepared than there are places, so none is refused for want of
+/// descriptors.
+#[test]
+fn named_processes_without_a_place_are_not_refused() {
+    let Some(_turn) = turn("named_processes_without_a_place_are_not_refused") else { return };
+    let targets: Vec<Target> = (0..48).map(|_| Target::start(&program("mix"), ["1000"])).collect();
+    let recording = Recorder::new().option("--comm", "mix").through(&FEW_DESCRIPTORS.map(OsStr::new)).start();
+    let hooked = targets.iter().filter(|target| is_hooked(target.pid())).count();
+    assert_eq!(hooked, 8, "{}", recording.said());
+    let (profile, _) = recording.stop().results();
+    let refused: Vec<_> = profile.processes.iter().filter(|process| process.not_inline.is_some()).collect();
+    assert!(refused.is_empty(), "{refused:?}");
+}
+
+/// Eight processes are hooked at a time. Once one of them has been idle for ten seconds, it is let go when another one
+/// is busy, and hooked again when it is active itself.
 fn make_way(recorder: Recorder) {
-    let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsString::from);
-    let words: Vec<_> = words.iter().map(OsString::as_os_str).collect();
+    let words = FEW_DESCRIPTORS.map(OsStr::new);
     let mut workers: Vec<Worker> = (0..10).map(|_| Worker::start()).collect();
     let recording = recorder.interval(64 << 10).through(&words).start();
     workers.iter_mut().for_each(Worker::work);

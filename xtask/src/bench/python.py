@@ -4,7 +4,7 @@ import collections
 import json
 import os
 import pathlib
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,8 +15,8 @@ import pyperformance
 HEAPBPF, ROUNDS = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
 # The last instead of those with sqlalchemy, which is a package of its own.
 BENCHMARKS = {"json_dumps": [], "pickle": ["pickle"], "regex_compile": [], "async_tree": ["none"], "sqlite_synth": []}
-# Seconds that a program takes at least without a profiler.
-LEAST_SECONDS = 2.0
+# Seconds that a program takes at least without a profiler, and that a command may take.
+LEAST_SECONDS, LIMIT_SECONDS = 3.0, 60
 EXACT = "memray, Python's objects"
 FINE = "heapbpf -i 64KiB"
 
@@ -37,11 +37,17 @@ def commands(program, file):
 
 
 def seconds(command):
-    """How long a command takes, its profiler's start and end included."""
+    """How long a command takes, its profiler's start and end included; infinity beyond the limit."""
     begun = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stdout}")
+    kinds = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **kinds) as child:
+        try:
+            output, _ = child.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return float("inf")
+    if child.returncode:
+        sys.exit(f"{' '.join(command)}: {child.returncode}\n{output}")
     return time.monotonic() - begun
 
 
@@ -80,7 +86,7 @@ def by_memray(file):
     stats = f"{file}.json"
     seconds([sys.executable, "-m", "memray", "stats", "--json", "-n", "1000", "-f", "-o", stats, file])
     sums = collections.Counter()
-    for location in json.load(open(stats))["top_locations_by_size"]:
+    for location in json.load(open(stats))["top_allocations_by_size"]:
         name, path, _ = location["location"].rsplit(":", 2)
         sums[function_of(name, path)] += location["size"]
     return shares(sums)
@@ -88,10 +94,16 @@ def by_memray(file):
 
 def by_scalene(file):
     sums = collections.Counter()
+    if not os.path.exists(file):
+        return sums
     for path, of_file in json.load(open(file))["files"].items():
         for function in of_file["functions"]:
             sums[function_of(function["line"].strip(), path)] += function["n_malloc_mb"]
     return shares(sums)
+
+
+def cost(times, bare):
+    return f"{min(times) / bare:.2f}" if max(times) < LIMIT_SECONDS else f"> {LIMIT_SECONDS} s"
 
 
 def row(cells):
@@ -110,9 +122,11 @@ def main():
             taken = collections.defaultdict(list)
             for _ in range(ROUNDS):
                 for column, command in columns.items():
-                    taken[column].append(seconds(command))
-            bare = statistics.median(taken.pop("bare"))
-            row([name, f"{bare:.1f}", *(f"{statistics.median(times) / bare:.2f}" for times in taken.values())])
+                    if float("inf") not in taken[column]:
+                        taken[column].append(seconds(command))
+            # The least of the rounds: what else the machine does only adds to a time.
+            bare = min(taken.pop("bare"))
+            row([name, f"{bare:.1f}", *(cost(times, bare) for times in taken.values())])
             exact = by_memray(f"{file}.4.bin")
             each = [exact, by_heapbpf(f"{file}.2.json"), by_scalene(f"{file}.5.json")]
             for function in sorted(exact, key=exact.get, reverse=True)[:5]:

@@ -1,6 +1,5 @@
-//! How often the confidence intervals of real recordings contain the truth (`cargo xtask bench real-coverage`), and how
-//! large their errors are by the number of samples (`cargo xtask bench errors`): figures of docs/sampling.md. Unlike a
-//! simulation, they show errors of the BPF side and the daemon.
+//! How often the confidence intervals of real recordings contain the truth (`cargo xtask bench real-coverage`): a figure
+//! of docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the daemon.
 
 use std::fmt::Write as _;
 
@@ -9,7 +8,7 @@ use heapbpf_tests::output::Stack;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
-use heapbpf_tests::truth::{Site, sampled_share};
+use heapbpf_tests::truth::Site;
 
 /// Number of short runs of the workload, each in a new process with different draws.
 const RUNS: usize = 240;
@@ -98,65 +97,4 @@ fn error_bars_of_real_recordings_hold_the_truth() {
     let share = f64::from(held) / f64::from(sites);
     println!("{held} of {sites} hold the truth: {share:.4}");
     assert!(share > 0.95 - 5.0 * (0.05 * 0.95 / f64::from(sites)).sqrt(), "{share}");
-}
-
-/// Numbers of samples, and the numbers of failed trials with 1 in 102,400 between which the true one lies in 95 %, from
-/// docs/design/features/RandomizedAllocationSampling.md of .NET's runtime.
-const DOTNET: [(u64, f64, f64); 4] = [
-    (10, 491_039.0, 1_749_469.0),
-    (100, 8_331_581.0, 12_342_053.0),
-    (1000, 96_149_867.0, 108_842_093.0),
-    (10_000, 1_004_017_229.0, 1_044_156_743.0),
-];
-const DOTNET_INTERVAL: f64 = 102_400.0;
-/// Allocations a second, so that no ring fills up.
-const PACE: &str = "500000";
-/// Size of the blocks of the program `growing`, bytes.
-const BLOCK: u64 = 1000;
-/// The share of them that its site 01 allocates.
-const SHARE: f64 = 0.9;
-
-/// The errors of a site's bytes in real recordings, as a table for docs/sampling.md. It fails if the greatest of the
-/// central 95 % are more than a half larger than .NET's.
-#[test]
-#[ignore = "a benchmark: cargo xtask bench errors"]
-fn errors_of_real_recordings_by_number_of_samples() {
-    let Some(_turn) = turn("errors_of_real_recordings_by_number_of_samples") else { return };
-    let mut table = String::from(
-        "\n| samples | .NET's 95 % | 95 % of the recordings | half an interval (median) | recordings |\n\
-         |---|---|---|---|---|\n",
-    );
-    for (samples, low, high) in DOTNET {
-        let blocks = samples as f64 / sampled_share(BLOCK, INTERVALS[0]) / SHARE;
-        let arguments = [format!("{blocks:.0}"), PACE.to_owned()];
-        let (mut errors, mut widths) = (Vec::new(), Vec::new());
-        for batch in 0..RUNS / AT_ONCE {
-            let mut targets: Vec<Target> =
-                (0..AT_ONCE).map(|_| Target::start(&program("growing"), &arguments)).collect();
-            let recorder = Recorder::new().interval(INTERVALS[0]).option("--seed", &(batch + 1).to_string());
-            let recording = targets.iter().fold(recorder, |recorder, target| recorder.pid(target.pid())).start();
-            let truths: Vec<_> = targets.iter_mut().map(|target| (target.pid(), target.run())).collect();
-            let (profile, stats) = recording.stop().results();
-            assert_eq!(stats.lost(), 0, "{stats:?}");
-            for (pid, truth) in &truths {
-                let bytes = truth.site("site_01").bytes as f64;
-                let stack = profile.stacks.iter().find(|it| it.pid == *pid && it.site() == Some("site_01"));
-                let estimate = stack.map(|stack| &stack.figures.alloc_bytes);
-                errors.push(estimate.and_then(|it| it.estimate).unwrap_or(0.0) / bytes - 1.0);
-                widths.extend(estimate.and_then(|it| Some((it.high? - it.low?) / 2.0 / bytes)));
-            }
-        }
-        errors.sort_by(f64::total_cmp);
-        widths.sort_by(f64::total_cmp);
-        let of_dotnet = [low, high].map(|trials| trials / DOTNET_INTERVAL / samples as f64 - 1.0);
-        let outside = errors.len() / 40;
-        let of_ours = [errors[outside], errors[errors.len() - 1 - outside]];
-        let text = |[low, high]: [f64; 2]| format!("{:+.1} to {:+.1} %", 100.0 * low, 100.0 * high);
-        let half = 100.0 * widths.get(widths.len() / 2).copied().unwrap_or(f64::NAN);
-        let (dotnet, ours, count) = (text(of_dotnet), text(of_ours), errors.len());
-        // Writing to a string cannot fail.
-        let _ = writeln!(table, "| {samples} | {dotnet} | {ours} | {half:.1} % | {count} |");
-        assert!(of_ours[0] > 1.5 * of_dotnet[0] && of_ours[1] < 1.5 * of_dotnet[1], "{table}");
-    }
-    println!("{table}");
 }
