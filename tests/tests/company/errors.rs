@@ -127,7 +127,8 @@ fn counters_that_cannot_be_read_at_the_end_leave_the_samples() {
 fn an_interval_that_cannot_be_set_is_set_later() {
     let Some(_turn) = turn("an_interval_that_cannot_be_set_is_set_later") else { return };
     let faults = Faults::of(MAP_UPDATE);
-    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    // Twelve seconds of calls: once they are over, the interval stays as it was before them.
+    let mut target = Target::start(&program("churn"), ["paced", "600000"]);
     let recorder = Recorder::new().pid(target.pid()).option("--interval", "auto").option("--max-overhead", "none");
     // Inside a process, the interval is not in a map.
     let recorder = recorder.option("--hook", "probe");

@@ -106,12 +106,12 @@ fn by_allocations_bytes_and_numbers_are_true() {
 }
 
 /// With even coverage, estimates stay unbiased while intervals change, and the rare class is seen. A class's interval
-/// is at most the overall one times the number of classes. If sampling went by allocation, the rare class would have 20
-/// samples (σ 4.5).
+/// is at most the overall one times the number of classes. If sampling went by allocation, the rare class would have 40
+/// samples (σ 6.3). How many more it has depends on when the first change comes.
 #[test]
 fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     let Some(_turn) = turn("by_size_class_the_rare_is_seen_and_figures_are_true") else { return };
-    let arguments = ["2000", "16x1000", "4096x10", "65536x1"];
+    let arguments = ["4000", "16x1000", "4096x10", "65536x1"];
     let options = ["--criterion", "size-class", "--interval", "100", "--no-live"];
     let (outcome, truth) = record("sequence", &arguments, &options);
     let warning = "using probes instead of inline hooks: they do not work with --criterion size-class";
@@ -120,7 +120,7 @@ fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     unbiased(&profile, &truth, |_| 1.0 / 300.0);
     let samples: Vec<u64> = site_sums(&profile, None).values().map(|sums| sums.samples).collect();
     println!("samples by class: {samples:?} of {} hits", stats.hits);
-    assert!(samples.len() == 3 && samples[2] > 200, "the rare class has {samples:?}");
+    assert!(samples.len() == 3 && samples[2] > 100, "the rare class has {samples:?}");
 }
 
 /// Intervals by size class, planned from a profile and then used for a recording, give correct figures. A plan for the
