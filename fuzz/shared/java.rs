@@ -16,23 +16,10 @@ impl Memory for Pieces {
 }
 
 /// Variables of the library, one word each, starting at [`FIRST_VARIABLE`].
-const VARIABLES: [&str; 15] = [
-    "Structs",
-    "StructEntryArrayStride",
-    "StructEntryTypeNameOffset",
-    "StructEntryFieldNameOffset",
-    "StructEntryIsStaticOffset",
-    "StructEntryOffsetOffset",
-    "StructEntryAddressOffset",
-    "Types",
-    "TypeEntryArrayStride",
-    "TypeEntryTypeNameOffset",
-    "TypeEntrySizeOffset",
-    "IntConstants",
-    "IntConstantEntryArrayStride",
-    "IntConstantEntryNameOffset",
-    "IntConstantEntryValueOffset",
-];
+const VARIABLES: &str = "Structs StructEntryArrayStride StructEntryTypeNameOffset StructEntryFieldNameOffset \
+                         StructEntryIsStaticOffset StructEntryOffsetOffset StructEntryAddressOffset Types \
+                         TypeEntryArrayStride TypeEntryTypeNameOffset TypeEntrySizeOffset IntConstants \
+                         IntConstantEntryArrayStride IntConstantEntryNameOffset IntConstantEntryValueOffset";
 const FIRST_VARIABLE: u64 = 0x8000;
 /// Maximum number of frames to walk.
 const MOST_FRAMES: usize = 64;
@@ -45,7 +32,7 @@ pub fn check(data: &[u8]) {
     let Some((registers, rest)) = data.split_first_chunk::<24>() else { return };
     let register = |at: usize| u64::from_le_bytes(registers[at..at + 8].try_into().expect("eight bytes"));
     let memory = Pieces::parse(rest);
-    let symbols: Vec<(&str, u64)> = VARIABLES.into_iter().zip((FIRST_VARIABLE..).step_by(8)).collect();
+    let symbols: Vec<(&str, u64)> = VARIABLES.split(' ').zip((FIRST_VARIABLE..).step_by(8)).collect();
     let Ok(vm) = Vm::read(&memory, &Tables::of(&symbols)) else { return };
     let mut at = Registers { ip: register(0), sp: register(8), fp: Some(register(16)) };
     let mut read = |address| memory.word(address).ok_or(());

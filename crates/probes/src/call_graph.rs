@@ -11,7 +11,7 @@ use crate::flow::Target;
 /// Maximum helpers that are followed; glibc has one.
 pub const HELPERS_MAX: usize = 1024;
 /// Length of a landing pad: `endbr64`, `bti`.
-const LANDING_PAD_BYTES: u64 = 4;
+pub const LANDING_PAD_BYTES: u64 = 4;
 
 /// The addresses of a function, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,12 +53,11 @@ pub struct CallGraph<'a> {
     /// Slots of the global offset table, and stubs that jump through them, with the name of the imported function.
     stubs: HashMap<u64, Option<&'a str>>,
     /// Calls and jumps through slots: the instruction, the slot, and whether it is a call.
-    through_slots: Vec<(u64, u64, bool)>,
+    pub through_slots: Vec<(u64, u64, bool)>,
 }
 
 impl<'a> CallGraph<'a> {
     /// Decodes the code of `image`, or only that of `functions` if the file is very large.
-    #[must_use]
     pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
         let mut edges = Vec::new();
         let mut slots = Vec::new();
@@ -135,19 +134,8 @@ impl<'a> CallGraph<'a> {
     }
 
     /// The name of the imported function that the stub or slot at `address` leads to.
-    #[must_use]
     pub fn import_behind(&self, address: u64) -> Option<&'a str> {
         self.stubs.get(&address).copied().flatten()
-    }
-
-    /// Calls and jumps through slots of the global offset table: the instruction, the slot, and whether it is a call.
-    pub fn through_slots(&self) -> impl Iterator<Item = (u64, u64, bool)> {
-        self.through_slots.iter().copied()
-    }
-
-    /// Where a stub with this jump through a slot may begin: at the jump, or at a landing pad in front of it.
-    pub fn stub_starts(&self, jump: u64) -> impl Iterator<Item = u64> {
-        [jump, jump.saturating_sub(LANDING_PAD_BYTES)].into_iter()
     }
 
     /// The imported functions that the file's code calls or jumps to.
@@ -157,13 +145,11 @@ impl<'a> CallGraph<'a> {
 
     /// The address that a call of `address` leads to. For a stub, this is the function of that name in this file, if
     /// there is one.
-    #[must_use]
     pub fn resolve(&self, address: u64) -> u64 {
         self.import_behind(address).and_then(|name| self.by_name.get(name)).copied().unwrap_or(address)
     }
 
     /// Whether a branch or call from anywhere in the file leads to `address`.
-    #[must_use]
     pub fn is_entered(&self, address: u64) -> bool {
         self.edges_into(Extent { start: address, end: address.saturating_add(1) }).next().is_some()
     }
@@ -189,7 +175,6 @@ impl<'a> CallGraph<'a> {
     }
 
     /// The function that contains `address`, if its bounds are known.
-    #[must_use]
     pub fn extent_at(&self, address: u64) -> Option<Extent> {
         let (&start, &end) = self.starts.range(..=address).next_back()?;
         let next = self.starts.range(address.checked_add(1)?..).next().map(|(start, _)| *start);
@@ -198,25 +183,21 @@ impl<'a> CallGraph<'a> {
     }
 
     /// Whether the stub or slot of an imported function is at `address`.
-    #[must_use]
     pub fn is_import(&self, address: u64) -> bool {
         self.stubs.contains_key(&address)
     }
 
     /// Whether the file exports a function at `address`.
-    #[must_use]
     pub fn is_exported(&self, address: u64) -> bool {
         self.exported.contains(&address)
     }
 
     /// Whether this file has a function that calls by this name lead to.
-    #[must_use]
     pub fn has_function(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
 
     /// Whether a function is known to start in `start..end`.
-    #[must_use]
     pub fn has_start_between(&self, start: u64, end: u64) -> bool {
         self.starts.range(start..end).next().is_some()
     }
@@ -224,7 +205,6 @@ impl<'a> CallGraph<'a> {
     /// Whether calls and jumps of `function` lead to code for which `is_hooked` holds, over at most `most` functions in
     /// between. Code for which `is_passed_over` holds is not followed. Also true if there are too many functions to
     /// tell.
-    #[must_use]
     pub fn leads_to(
         &self,
         function: Extent,
@@ -258,7 +238,6 @@ impl<'a> CallGraph<'a> {
 
     /// Whether `function` can end in a jump to another function for which `is_hooked` holds, directly or through local
     /// code.
-    #[must_use]
     pub fn may_tail_jump(&self, function: Extent, is_hooked: &dyn Fn(u64) -> bool) -> bool {
         let mut seen = BTreeSet::from([function]);
         let mut open = vec![function];

@@ -14,6 +14,7 @@ use crate::allocators::LOADERS;
 use crate::error::AttachError;
 use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 use crate::placement::Machine;
+use crate::runtimes::Runtime;
 
 /// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only searched for in the
 /// function itself.
@@ -26,9 +27,6 @@ const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
 const OWN_ADDRESSES_MAX: usize = 1 << 20;
 /// Most bytes of import names.
 const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
-
-/// Sections that show a language runtime.
-const RUNTIME_SECTIONS: [&str; 4] = [".go.buildinfo", ".gopclntab", ".svm_heap", "__managedcode"];
 
 /// An executable section.
 #[derive(Clone, Debug)]
@@ -56,8 +54,6 @@ pub struct FileImage {
     pub interpreter: Option<String>,
     /// `DT_NEEDED`.
     pub needed: Vec<String>,
-    /// Whether the Go toolchain made it. Then its heap is Go's own.
-    pub is_go: bool,
     /// Names of version definitions (`GLIBC_2.36`), in file order.
     pub versions: Vec<String>,
     /// Whether the code is small enough to be scanned as a whole.
@@ -72,8 +68,8 @@ pub struct FileImage {
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
     imports: HashMap<u64, String>,
-    /// Names of sections that show a language runtime.
-    runtime_sections: Vec<String>,
+    /// The language runtime that a section shows.
+    pub(crate) runtime_by_section: Option<Runtime>,
     /// For a Python interpreter: words of its data that the loader fills with the file's own addresses, and these.
     own_addresses: HashMap<u64, u64>,
     /// For a Python interpreter, once it was searched for: its object allocator, or why it is not known.
@@ -81,20 +77,12 @@ pub struct FileImage {
 }
 
 impl FileImage {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are not an
-    /// error: they are listed in [`damaged`](Self::damaged).
-    pub fn read(file: &dyn Image) -> Result<Self, AttachError> {
-        Self::read_if(file, "", |_| true)
-    }
-
     /// Reads the file that was found at `path`. Its code, which is most of the file, is only read if `wanted` accepts
     /// what the tables say.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are not an
+    /// error: they are listed in [`damaged`](Self::damaged).
     pub fn read_if(file: &dyn Image, path: &str, wanted: impl Fn(&Self) -> bool) -> Result<Self, AttachError> {
         let pieces = Pieces::of(file);
         let tables = ElfFile::parse(&pieces)?;
@@ -138,7 +126,6 @@ impl FileImage {
             soname: dynamic.soname,
             interpreter: file.interpreter().map(str::to_owned),
             needed: dynamic.needed,
-            is_go: [".go.buildinfo", ".gopclntab"].iter().any(|name| headers.sections.iter().any(|s| s.name == *name)),
             versions: Vec::new(),
             code_is_whole: true,
             bounds: Vec::new(),
@@ -148,12 +135,10 @@ impl FileImage {
             read_only: Vec::new(),
             segments: segments_in(bytes, headers),
             imports: HashMap::new(),
-            runtime_sections: Vec::new(),
+            runtime_by_section: headers.sections.iter().find_map(|section| Runtime::of_section(&section.name)),
             own_addresses: HashMap::new(),
             objects: None,
         };
-        let of_runtimes = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
-        image.runtime_sections.extend(of_runtimes.take(1).map(|section| section.name.to_string()));
         image.read_symbols(bytes, file);
         image.kind = image.kind_by(headers.entry);
         Ok(image)
@@ -229,21 +214,26 @@ impl FileImage {
         for (name, symbol) in self.symbols.iter().filter(|(_, symbol)| symbol.indirect) {
             chosen.entry(symbol.address).or_insert(name);
         }
+        let (by_name, by_resolver) = match self.machine {
+            Machine::X86_64 => ([elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT], elf::R_X86_64_IRELATIVE),
+            Machine::Aarch64 => ([elf::R_AARCH64_JUMP_SLOT, elf::R_AARCH64_GLOB_DAT], elf::R_AARCH64_IRELATIVE),
+        };
         let mut left_bytes = IMPORT_NAMES_MAX_BYTES;
         let has_objects = self.has_objects();
         for relocation in file.relocations() {
+            let kind = elf::RelocationType(relocation.kind);
             if has_objects && self.own_addresses.len() < OWN_ADDRESSES_MAX {
-                let own = match elf::RelocationType(relocation.kind) {
+                let own = match kind {
                     elf::R_X86_64_RELATIVE => Some(relocation.addend),
                     elf::R_X86_64_GLOB_DAT => relocation.symbol.and_then(|symbol| names.address(symbol)),
                     _ => None,
                 };
                 self.own_addresses.extend(own.map(|own| (relocation.address, own)));
             }
-            let name = match fills(self.machine, relocation.kind) {
-                Some(Filled::Named) => relocation.symbol.and_then(|symbol| names.get(symbol)),
-                Some(Filled::Chosen) => chosen.get(&relocation.addend).copied(),
-                None => None,
+            let name = match relocation.symbol {
+                _ if kind == by_resolver => chosen.get(&relocation.addend).copied(),
+                Some(symbol) if by_name.contains(&kind) => names.get(symbol),
+                _ => None,
             };
             let Some(name) = name else { continue };
             let Some(left) = left_bytes.checked_sub(name.len()) else {
@@ -258,11 +248,6 @@ impl FileImage {
     /// Whether it is a dynamic loader.
     pub(crate) fn is_loader(&self) -> bool {
         self.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader)))
-    }
-
-    /// Names of its sections that show a language runtime.
-    pub(crate) fn runtime_sections(&self) -> impl Iterator<Item = &str> {
-        self.runtime_sections.iter().map(String::as_str)
     }
 
     /// The name of a symbol; empty if it is damaged.
@@ -357,26 +342,6 @@ impl FileImage {
     }
 }
 
-/// How the loader finds the address of a function for a slot.
-enum Filled {
-    /// By the name of a symbol.
-    Named,
-    /// By calling a resolver of the same file.
-    Chosen,
-}
-
-fn fills(machine: Machine, kind: u32) -> Option<Filled> {
-    let kind = elf::RelocationType(kind);
-    let (named, chosen) = match machine {
-        Machine::X86_64 => ([elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT], elf::R_X86_64_IRELATIVE),
-        Machine::Aarch64 => ([elf::R_AARCH64_JUMP_SLOT, elf::R_AARCH64_GLOB_DAT], elf::R_AARCH64_IRELATIVE),
-    };
-    if kind == chosen {
-        return Some(Filled::Chosen);
-    }
-    named.contains(&kind).then_some(Filled::Named)
-}
-
 /// Start and end of every function that an `.eh_frame` section at `address` describes, sorted.
 fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
     use gimli::UnwindSection as _;
@@ -385,12 +350,8 @@ fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
     let mut entries = section.entries(&bases);
     let mut bounds = Vec::new();
     while let Ok(Some(entry)) = entries.next() {
-        let gimli::CieOrFde::Fde(partial) = entry else {
-            continue;
-        };
-        let Ok(fde) = partial.parse(gimli::EhFrame::cie_from_offset) else {
-            continue;
-        };
+        let gimli::CieOrFde::Fde(partial) = entry else { continue };
+        let Ok(fde) = partial.parse(gimli::EhFrame::cie_from_offset) else { continue };
         let start = fde.initial_address();
         if let Some(end) = start.checked_add(fde.len()) {
             bounds.push((start, end));

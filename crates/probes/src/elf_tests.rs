@@ -19,7 +19,7 @@ fn library() -> Option<Vec<u8>> {
 
 #[test]
 fn what_is_no_program_is_said_to_be_none() {
-    let error = |bytes: &[u8]| FileImage::read(&bytes).unwrap_err().to_string();
+    let error = |bytes: &[u8]| FileImage::read_if(&bytes, "", |_| true).unwrap_err().to_string();
     assert_eq!(error(b""), "not an ELF file");
     assert_eq!(error(b"#!/bin/sh\nexec true # a script, longer than a header's identification\n"), "not an ELF file");
     let mut header = vec![0; 64];
@@ -37,12 +37,12 @@ fn what_libc_says_of_itself() {
         skipped(format_args!("{LIBC} is not there"));
         return;
     };
-    let image = FileImage::read(&file).unwrap();
+    let image = FileImage::read_if(&file, "", |_| true).unwrap();
     assert_eq!((image.machine, image.kind), (Machine::X86_64, FileKind::Library));
     assert_eq!(image.soname.as_deref(), Some("libc.so.6"));
     assert_eq!(image.build_id.len(), 20);
     assert!(image.needed.iter().any(|n| n.starts_with("ld-linux")), "{:?}", image.needed);
-    assert!(image.versions.iter().any(|v| v == "GLIBC_2.2.5") && !image.is_go);
+    assert!(image.versions.iter().any(|v| v == "GLIBC_2.2.5") && image.runtime_by_section.is_none());
     let (_, malloc) = image.functions().find(|(name, _)| *name == "malloc").unwrap();
     assert!(image.bounds.binary_search_by_key(&malloc.address, |b| b.0).is_ok(), "the unwind tables know malloc");
     assert!(image.is_executable(malloc.address) && malloc.exported && !malloc.indirect);
@@ -70,7 +70,7 @@ fn sections_that_claim_the_same_bytes_many_times() {
     let mut file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut file, &bytes).unwrap();
     file.set_len(CLAIMED_BYTES).unwrap();
-    let image = FileImage::read(&file).unwrap();
+    let image = FileImage::read_if(&file, "", |_| true).unwrap();
     let read: usize = image.code.iter().map(|code| code.bytes.len()).sum();
     assert!(read as u64 <= CODE_READ_MAX_BYTES && image.damaged.contains(&"code"), "{read} bytes, {:?}", image.damaged);
 }

@@ -11,6 +11,7 @@ use crate::elf::{FileImage, Symbol};
 use crate::error::AttachError;
 use crate::flow::{Returned, Target};
 use crate::reentrant::ReentrantCode;
+use crate::runtimes::Runtime;
 use crate::table::{Row, Table};
 
 /// Maximum functions between one that allocates and the hooked one that it gets its blocks from.
@@ -47,7 +48,7 @@ pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missi
         Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
             AttachError::Unhookable { what, why }
         }
-        _ if image.is_go => AttachError::Go,
+        _ if image.runtime_by_section == Some(Runtime::Go) => AttachError::Go,
         _ => {
             let stripped = image.functions().next().is_none();
             if stripped && image.kind == FileKind::StaticExecutable {

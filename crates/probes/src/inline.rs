@@ -8,7 +8,7 @@ use heapbpf_elf::Image;
 use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_THROWS, Site};
 
-use crate::call_graph::{CallGraph, Extent};
+use crate::call_graph::{CallGraph, Extent, LANDING_PAD_BYTES};
 use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
 use crate::found::{FoundFunction, double_counts, once_per_address, why_nothing};
@@ -196,16 +196,16 @@ fn twin(function: &FoundFunction<'_>, all: &[FoundFunction<'_>]) -> Option<(usiz
 
 fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot> {
     let mut found = HashSet::new();
-    for (from, slot, is_call) in graph.through_slots() {
+    for &(from, slot, is_call) in &graph.through_slots {
         let resolved = graph.resolve(slot);
         let Some(function) = functions.iter().position(|f| f.address == resolved) else { continue };
         let name = graph.import_behind(slot).unwrap_or_default();
         let mut insert = |stub| found.insert(InlineSlot { slot, stub, function, name: name.to_owned() });
         insert(slot);
         if !is_call {
-            for stub in graph.stub_starts(from) {
-                insert(stub);
-            }
+            // The stub begins at the jump, or at a landing pad in front of it.
+            insert(from);
+            insert(from.saturating_sub(LANDING_PAD_BYTES));
         }
     }
     let mut found: Vec<InlineSlot> = found.into_iter().collect();

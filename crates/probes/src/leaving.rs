@@ -23,39 +23,10 @@ const THROWERS: &[&str] =
     &["__cxa_throw", "__cxa_rethrow", "_Unwind_Resume", "_Unwind_RaiseException", "_Unwind_Resume_or_Rethrow"];
 /// Functions of libc that allocators call and that neither wait nor call back, so no fiber library replaces them by
 /// functions that switch stacks. The functions in the table of allocators count as well.
-const STAYING: &[&str] = &[
-    "__assert_fail",
-    "__errno_location",
-    "__memcpy_chk",
-    "__memmove_chk",
-    "__memset_chk",
-    "__stack_chk_fail",
-    "__tls_get_addr",
-    "abort",
-    "bcmp",
-    "brk",
-    "getpagesize",
-    "getpid",
-    "madvise",
-    "memchr",
-    "memcmp",
-    "memcpy",
-    "memmove",
-    "memset",
-    "mmap",
-    "mmap64",
-    "mprotect",
-    "mremap",
-    "munmap",
-    "pthread_self",
-    "sbrk",
-    "strcmp",
-    "strcpy",
-    "strlen",
-    "strncmp",
-    "strncpy",
-    "sysconf",
-];
+const STAYING: &str = "__assert_fail __errno_location __memcpy_chk __memmove_chk __memset_chk __stack_chk_fail \
+                       __tls_get_addr abort bcmp brk getpagesize getpid madvise memchr memcmp memcpy memmove memset \
+                       mmap mmap64 mprotect mremap munmap pthread_self sbrk strcmp strcpy strlen strncmp strncpy \
+                       sysconf";
 
 /// How control may leave a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,7 +96,8 @@ impl<'a> Reader<'a> {
                             leaving.passes_on_to.get_or_insert_with(|| name.to_owned());
                         }
                         leaving.throws |= self.is_cplusplus && (is_thrower(name) || name.starts_with("_Z"));
-                        leaving.switches |= !STAYING.contains(&name) && self.table.shape_of(name).is_none();
+                        leaving.switches |=
+                            !STAYING.split(' ').any(|staying| staying == name) && self.table.shape_of(name).is_none();
                     }
                     Callee::Thrower => leaving.throws = true,
                     Callee::Here(next) if !seen.insert(next.start) => {}

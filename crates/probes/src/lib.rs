@@ -73,9 +73,7 @@ pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functio
 pub use object_search::object_table;
 pub use object_table::{Detour, NoObjectTable, ObjectTable};
 pub use placement::{Arguments, KernelRules, Machine, NoOpLengths};
-pub use plan::{
-    AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding,
-};
+pub use plan::{AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, examine, examine_avoiding};
 pub use runtimes::Runtime;
 pub use sampler_ebpf::abi::{FileRanges, ResultLocation, Site};
 pub use table::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP, Table};

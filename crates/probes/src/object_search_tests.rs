@@ -118,7 +118,7 @@ fn installed_interpreters_are_planned_as_their_symbols_say() {
     let mut seen = 0;
     for path in interpreters() {
         let Ok(file) = std::fs::File::open(&path) else { continue };
-        let image = FileImage::read(&file).expect("an ELF file");
+        let image = FileImage::read_if(&file, "", |_| true).expect("an ELF file");
         let is_old = path.to_string_lossy().contains("python2");
         let objects = match image.has_objects().then(|| find(&image, &file)) {
             Some(Ok(objects)) => objects,

@@ -2,7 +2,7 @@
 //! intact.
 
 use heapbpf_audit::ProbeKind;
-use sampler_ebpf::abi::NO_ARGUMENT;
+use sampler_ebpf::abi::{NO_ARGUMENT, Site};
 
 /// How a kernel runs probed instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,7 @@ impl FromIterator<usize> for NoOpLengths {
     }
 }
 
-/// The meaning of a function's arguments: their numbers as in [`Site`](sampler_ebpf::abi::Site), from 0;
-/// [`NO_ARGUMENT`] if there is none.
+/// The meaning of a function's arguments: their numbers as in [`Site`], from 0; [`NO_ARGUMENT`] if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arguments {
     /// The size, bytes.
@@ -76,15 +75,12 @@ pub struct Arguments {
 impl Arguments {
     /// No argument at all.
     pub const NONE: Self = Self { size: NO_ARGUMENT, times: NO_ARGUMENT, old: NO_ARGUMENT, out: NO_ARGUMENT };
-}
 
-/// What has to be available at the probed instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Arguments that must be in an argument register.
-    pub arguments: Arguments,
-    /// Whether the return address must be where it was at entry, because the kernel reads it and may replace it.
-    pub return_address: bool,
+    /// A site where the arguments are like this.
+    pub(crate) fn site(self) -> Site {
+        let Self { size: size_argument, times: times_argument, old: old_argument, out: out_argument } = self;
+        Site { size_argument, times_argument, old_argument, out_argument, ..Site::default() }
+    }
 }
 
 /// The instruction chosen for one function.

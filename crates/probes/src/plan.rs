@@ -18,7 +18,7 @@ use crate::found::{FoundFunction, double_counts, nearest_symbols, not_hooked, on
 use crate::leaving::{Leaving, Reader};
 use crate::object_search;
 use crate::object_table::ObjectTable;
-use crate::placement::{KernelRules, Needs};
+use crate::placement::KernelRules;
 use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::runtimes::Runtime;
 use crate::table::Table;
@@ -188,13 +188,6 @@ fn alone(why: AttachError, file: &dyn Image, image: &FileImage, table: &Table) -
 
 /// Plans the probes of a file that was already read: which allocator of `table` it has, and which instruction of each
 /// function a kernel with these `rules` should probe.
-///
-/// # Errors
-/// [`AttachError`] if there is nothing to probe, or the file cannot be used.
-pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
-    plan(image, rules, table, &BTreeSet::new())
-}
-
 fn plan(
     image: &FileImage,
     rules: &KernelRules,
@@ -344,18 +337,16 @@ impl Planning<'_> {
         let Self { image, rules, graph, .. } = self;
         let FoundFunction { number, row, extent, .. } = function;
         let is_free = row.shape.is_free();
-        let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
         let code = image.code_between(extent.start, extent.end);
         let entered = |address| graph.is_entered(address);
         let avoided = |address| image.file_offset(address).is_some_and(|offset| self.avoided.contains(&offset));
-        let placement = arch::place(rules, extent.start, code, &needs, &entered, &avoided)
-            .or_else(|| arch::place(rules, extent.start, code, &needs, &entered, &|_| false))
+        let placement = arch::place(rules, extent.start, code, row.shape, &entered, &avoided)
+            .or_else(|| arch::place(rules, extent.start, code, row.shape, &entered, &|_| false))
             .ok_or("the kernel refuses probes on the instructions that it begins with")?;
         let offset = image
             .file_offset(extent.start)
             .and_then(|offset| offset.checked_add(placement.offset))
             .ok_or("its symbol points outside of the file's code")?;
-        let arguments = placement.arguments;
         let leaving = if is_free {
             Leaving::default()
         } else if row.flags & SITE_THROWS != 0 {
@@ -389,16 +380,7 @@ impl Planning<'_> {
         let throws = if leaving.throws { SITE_THROWS } else { 0 };
         Ok(PlannedSite {
             function: function.name().to_owned(),
-            site: Site {
-                offset,
-                function: *number,
-                size_argument: arguments.size,
-                times_argument: arguments.times,
-                old_argument: arguments.old,
-                out_argument: arguments.out,
-                flags: row.flags | throws,
-                ..Site::default()
-            },
+            site: Site { offset, function: *number, flags: row.flags | throws, ..placement.arguments.site() },
             kind: placement.kind,
             reason: format!(
                 "+{:#x} {}{}{}",

@@ -1,6 +1,6 @@
 //! Plans for custom allocators that a C++ exception may leave.
 
-use super::tests::{RULES, compiled};
+use super::tests::{RULES, analyse, compiled};
 use super::*;
 
 /// Every function is like `malloc`; the second argument of `FUNCTION` is its body.

@@ -1,6 +1,6 @@
 //! Plans for allocators that a resolver (IFUNC) chooses when the program starts.
 
-use super::tests::{RULES, compiled};
+use super::tests::{RULES, analyse, compiled};
 use super::*;
 
 /// A library whose `malloc` is the function that `choose` returns.

@@ -19,6 +19,11 @@ fn plan(path: &str) -> Option<(FileImage, AllocatorFile)> {
     Some((image, planned))
 }
 
+/// The plan of a file that was already read.
+pub(super) fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    super::plan(image, rules, table, &BTreeSet::new())
+}
+
 /// Distance of the site of `function` from its symbol, bytes.
 fn offset_in_function(image: &FileImage, planned: &AllocatorFile, symbol: &str, function: &str) -> u64 {
     let (_, symbol) = image.functions().find(|(name, _)| *name == symbol).unwrap();
@@ -28,9 +33,7 @@ fn offset_in_function(image: &FileImage, planned: &AllocatorFile, symbol: &str, 
 
 #[test]
 fn glibc_2_36_is_probed_where_the_kernel_is_cheap() {
-    let Some((image, planned)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else {
-        return;
-    };
+    let Some((image, planned)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
     if planned.allocator != "glibc 2.36" {
         skipped(format_args!("the offsets are those of glibc 2.36, this is {}", planned.allocator));
         return;
@@ -63,9 +66,7 @@ fn glibc_2_36_is_probed_where_the_kernel_is_cheap() {
 
 #[test]
 fn glibc_ranges_hold_the_helper_that_jumps_to_malloc_and_not_strdup() {
-    let Some((image, planned)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else {
-        return;
-    };
+    let Some((image, planned)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
     let inside = |offset: u64| {
         planned.ranges.ranges[..planned.ranges.count as usize].iter().any(|r| (r[0]..r[1]).contains(&offset))
     };

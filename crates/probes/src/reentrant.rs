@@ -42,7 +42,6 @@ pub struct ReentrantCode {
 
 /// Finds the code that belongs to the `hooked` functions of a file. `is_allocator` says whether an imported function of
 /// this name is hooked in its own file.
-#[must_use]
 pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn Fn(&str) -> bool) -> ReentrantCode {
     let by_start: BTreeSet<u64> = hooked.iter().map(|h| h.start).collect();
     let is_hooked =
@@ -148,9 +147,7 @@ fn own_code(graph: &CallGraph<'_>, hooked: &[Extent]) -> BTreeSet<Extent> {
     let mut open: Vec<Extent> = hooked.to_vec();
     while let Some(extent) = open.pop() {
         for edge in graph.out_of(extent) {
-            let Some(next) = graph.extent_at(edge.to) else {
-                continue;
-            };
+            let Some(next) = graph.extent_at(edge.to) else { continue };
             let local = !graph.is_exported(next.start) && !hooked.iter().any(|h| h.start == next.start);
             if local && !graph.is_import(edge.to) && found.len() < HELPERS_MAX && found.insert(next) {
                 open.push(next);

@@ -139,11 +139,11 @@ impl Runtime {
     /// The runtime in a file, if there is one.
     #[must_use]
     pub fn of(image: &FileImage) -> Option<Self> {
-        let by_section = image.runtime_sections().find_map(Self::of_section);
-        by_section.or_else(|| Self::of_functions(image)).or_else(|| Self::of_name(image))
+        image.runtime_by_section.or_else(|| Self::of_functions(image)).or_else(|| Self::of_name(image))
     }
 
-    fn of_section(name: &str) -> Option<Self> {
+    /// The runtime whose compiler makes a section of this name.
+    pub(crate) fn of_section(name: &str) -> Option<Self> {
         match name {
             ".go.buildinfo" | ".gopclntab" => Some(Self::Go),
             // A native image contains its first heap.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use heapbpf_audit::FileKind;
-use sampler_ebpf::abi::{NO_ARGUMENT, SITE_CALLS_OUT, SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
+use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::allocators::{ALLOCATORS, Allocator, OWN_OPERATORS, Shape};
 use crate::custom::CustomAllocator;
@@ -40,17 +40,7 @@ pub(super) struct Row {
 impl Row {
     /// The meaning of the arguments at the function's entry, for calls that are counted inside the process.
     pub(super) fn site_at_entry(&self, number: u16) -> Site {
-        let arguments = self.shape.arguments;
-        let frees = self.flags & SITE_FREES != 0;
-        Site {
-            function: number,
-            size_argument: if frees { NO_ARGUMENT } else { arguments.size },
-            times_argument: if frees { NO_ARGUMENT } else { arguments.times },
-            old_argument: arguments.old,
-            out_argument: arguments.out,
-            flags: self.flags,
-            ..Site::default()
-        }
+        Site { function: number, flags: self.flags, ..self.shape.arguments.site() }
     }
 }
 

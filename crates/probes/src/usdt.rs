@@ -13,11 +13,11 @@ use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::ReadRef;
 use object::read::elf::NoteIterator;
-use sampler_ebpf::abi::{FileRanges, NO_ARGUMENT, Operand, Site};
+use sampler_ebpf::abi::{FileRanges, Operand, Site};
 
 use crate::arch;
 use crate::error::AttachError;
-use crate::placement::{KernelRules, Machine};
+use crate::placement::{Arguments, KernelRules, Machine};
 use crate::plan::{AllocatorFile, PlannedSite, ReturnProbe};
 use crate::table::{ANNOUNCED, ANNOUNCED_MMAP};
 
@@ -195,12 +195,8 @@ fn site<'d, R: ReadRef<'d>>(
         site: Site {
             offset,
             function: if matches!(&*note.name, "mmap" | "munmap") { ANNOUNCED_MMAP } else { ANNOUNCED },
-            size_argument: NO_ARGUMENT,
-            times_argument: NO_ARGUMENT,
-            old_argument: NO_ARGUMENT,
-            out_argument: NO_ARGUMENT,
             operands: operands.map(|operand| operand.0),
-            ..Site::default()
+            ..Arguments::NONE.site()
         },
         kind,
         reason,
@@ -218,13 +214,8 @@ fn site<'d, R: ReadRef<'d>>(
 fn operand_of(descriptor: &str) -> Result<Operand, &'static str> {
     let (size, place) = descriptor.split_once('@').ok_or("does not state its size")?;
     let (size, is_signed) = size.strip_prefix('-').map_or((size, false), |size| (size, true));
-    let bytes = match size {
-        "1" => 1,
-        "2" => 2,
-        "4" => 4,
-        "8" => 8,
-        _ => return Err("is not an integer of 1, 2, 4 or 8 bytes"),
-    };
+    let log2 = ["1", "2", "4", "8"].iter().position(|known| *known == size);
+    let bytes = 1_u8 << log2.ok_or("is not an integer of 1, 2, 4 or 8 bytes")?;
     if let Some(constant) = place.strip_prefix('$') {
         let value = number(constant).ok_or("is a constant that heapbpf cannot read")?;
         return Ok(Operand::constant(i32::try_from(value).map_err(|_| "is a constant of more than 32 bits")?));

@@ -3,8 +3,9 @@
 //! Probes are at a function's entry, or right after its landing pad if the instruction there is simulated: `x30` still
 //! holds the return address. Tested on hand-assembled words, and by recordings on emulated machines.
 
+use crate::allocators::Shape;
 use crate::flow::{Flow, Target};
-use crate::placement::{KernelRules, Needs, Placement};
+use crate::placement::{KernelRules, Placement};
 use heapbpf_audit::ProbeKind;
 
 /// What an instruction word does, as far as it matters for probes.
@@ -67,7 +68,7 @@ pub(super) fn place(
     rules: &KernelRules,
     address: u64,
     code: &[u8],
-    needs: &Needs,
+    shape: Shape,
     entered: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     let mut best: Option<Placement> = None;
@@ -86,7 +87,7 @@ pub(super) fn place(
             best = Some(Placement {
                 offset,
                 kind,
-                arguments: needs.arguments,
+                arguments: shape.arguments,
                 stack_pointer_moved: 0,
                 reason: format!("the instruction at +{offset:#x} {reason}"),
             });

@@ -3,9 +3,9 @@
 use heapbpf_audit::ProbeKind;
 
 use super::*;
-use crate::placement::{Arguments, Machine};
+use crate::placement::Machine;
 
-const ALLOCATES: Needs = Needs { arguments: Arguments { size: 0, ..Arguments::NONE }, return_address: true };
+const ALLOCATES: Shape = Shape::allocates(0);
 const NOP: u32 = 0xd503_201f;
 const BTI_C: u32 = 0xd503_245f;
 const PACIASP: u32 = 0xd503_233f;
@@ -19,7 +19,7 @@ fn code(words: &[u32]) -> Vec<u8> {
 
 fn placed(release: (u32, u32), words: &[u32]) -> Option<(u64, ProbeKind)> {
     let rules = KernelRules::of(Machine::Aarch64, release);
-    place(&rules, 0x1000, &code(words), &ALLOCATES, &|_| false).map(|p| (p.offset, p.kind))
+    place(&rules, 0x1000, &code(words), ALLOCATES, &|_| false).map(|p| (p.offset, p.kind))
 }
 
 #[test]

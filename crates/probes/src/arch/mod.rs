@@ -8,12 +8,12 @@ mod x86_64_returns;
 
 use heapbpf_audit::ProbeKind;
 
+use crate::allocators::Shape;
 use crate::flow::{Exits, Flow, Returned, Target};
-use crate::placement::{KernelRules, Machine, Needs, Placement};
+use crate::placement::{KernelRules, Machine, Placement};
 
 /// Returns the code addresses that the function at `address` can return, over all of its paths. `code_at` gives the
 /// code from an address up to the end of the function there.
-#[must_use]
 pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
     match machine {
         Machine::X86_64 => x86_64_returns::returns(address, code_at),
@@ -24,7 +24,6 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
 /// Returns how control leaves the function at `address`, over all of its paths and through the code it jumps to; `None`
 /// if that is not known. `code_at` gives the address that a jump to an address leads to, and the code from there up to
 /// the end of the function; `None` if that is not known.
-#[must_use]
 pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
     match machine {
         Machine::X86_64 => x86_64_exits::exits(address, code_at),
@@ -42,7 +41,6 @@ pub fn flows(machine: Machine, address: u64, code: &[u8], found: impl FnMut(Flow
 }
 
 /// The target of a function's jump, if after a landing pad the function does nothing but jump.
-#[must_use]
 pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target> {
     match machine {
         Machine::X86_64 => x86_64::forwards_to(address, code),
@@ -52,7 +50,6 @@ pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target
 
 /// How the kernel runs a probed instruction, the first one of `bytes`, which is at `address`, together with a
 /// description; `None` if the kernel refuses the probe, or this is not known.
-#[must_use]
 pub fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(ProbeKind, String)> {
     match rules.machine {
         Machine::X86_64 => x86_64::treated(rules, address, bytes),
@@ -60,21 +57,20 @@ pub fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(Probe
     }
 }
 
-/// Chooses the instruction to probe in the function whose `code` starts at `address`; `None` if the kernel refuses all
-/// of them. `entered` says whether a branch leads to an address, and `avoided` whether the instruction there should not
-/// be chosen. See [`crate::placement`].
-#[must_use]
+/// Chooses the instruction to probe in a function of this shape whose `code` starts at `address`; `None` if the kernel
+/// refuses all of them. `entered` says whether a branch leads to an address, and `avoided` whether the instruction there
+/// should not be chosen. See [`crate::placement`].
 pub fn place(
     rules: &KernelRules,
     address: u64,
     code: &[u8],
-    needs: &Needs,
+    shape: Shape,
     entered: &dyn Fn(u64) -> bool,
     avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     match rules.machine {
-        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered, avoided),
+        Machine::X86_64 => x86_64::place(rules, address, code, shape, entered, avoided),
         // Avoiding breakpoints is implemented for x86-64 only.
-        Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
+        Machine::Aarch64 => aarch64::place(rules, address, code, shape, entered),
     }
 }

@@ -7,8 +7,9 @@ use iced_x86::{
 };
 use sampler_ebpf::abi::{ACCUMULATOR, ARGUMENTS, NO_ARGUMENT};
 
+use crate::allocators::Shape;
 use crate::flow::{Flow, Target};
-use crate::placement::{Arguments, KernelRules, Needs, Placement};
+use crate::placement::{Arguments, KernelRules, Placement};
 
 /// Registers of integer arguments, in order (System V ABI, §3.2.3).
 const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] =
@@ -85,12 +86,13 @@ impl State {
         if argument == NO_ARGUMENT { Some(argument) } else { self.holder(Value::Argument(argument), argument) }
     }
 
-    /// Where the needed arguments are now; `None` unless all of them are available.
-    fn locate(&self, needs: &Needs) -> Option<Arguments> {
-        if needs.return_address && self.has_moved_stack() {
+    /// Where the arguments are now; `None` unless all of them are available. The return address of an allocation must
+    /// be where it was at entry, because the kernel reads it and may replace it.
+    fn locate(&self, shape: Shape) -> Option<Arguments> {
+        if !shape.is_free() && self.has_moved_stack() {
             return None;
         }
-        let wanted = needs.arguments;
+        let wanted = shape.arguments;
         let (old, out) = (self.find(wanted.old)?, self.find(wanted.out)?);
         if let (Some(size), Some(times)) = (self.find(wanted.size), self.find(wanted.times)) {
             return Some(Arguments { size, times, old, out });
@@ -207,7 +209,6 @@ fn may_become_call(instruction: &Instruction) -> bool {
 /// How the kernel runs `instruction`, whose encoding is `bytes`, if it is probed; `None` if it refuses the probe, or
 /// would kill processes because of it. Each line was measured on Linux 6.18: 540–880 ns emulated, 17–22 µs
 /// single-stepped (a virtual machine under load).
-#[must_use]
 fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Option<ProbeKind> {
     if rules.optimized_no_ops.contains(bytes.len())
         && RECOMMENDED_NO_OPS.contains(&bytes)
@@ -261,7 +262,7 @@ pub(super) fn place(
     rules: &KernelRules,
     address: u64,
     code: &[u8],
-    needs: &Needs,
+    shape: Shape,
     entered: &dyn Fn(u64) -> bool,
     avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
@@ -284,7 +285,7 @@ pub(super) fn place(
                 return Some(Placement {
                     offset: 0,
                     kind: ProbeKind::Stepped,
-                    arguments: needs.arguments,
+                    arguments: shape.arguments,
                     stack_pointer_moved: 0,
                     reason: "the entry: it begins with an instruction that heapbpf does not know; the kernel decides \
                              whether to probe it"
@@ -297,9 +298,9 @@ pub(super) fn place(
             end = "a branch leads into the block";
             break;
         }
-        let arguments = state.locate(needs);
+        let arguments = state.locate(shape);
         if arguments.is_none() && end == "the first basic block ends" {
-            end = if needs.return_address && state.has_moved_stack() {
+            end = if !shape.is_free() && state.has_moved_stack() {
                 "the return address moves away"
             } else {
                 "an argument is overwritten"

@@ -16,18 +16,8 @@ const INSTRUCTIONS_MAX: usize = 20_000;
 const VALUES_MAX: usize = 32;
 /// Maximum depth of calls within calls.
 const DEPTH_MAX: usize = 4;
-/// Registers that a call does not preserve (System V ABI, §3.2.1).
-const CLOBBERED: [Register; 9] = [
-    Register::RAX,
-    Register::RCX,
-    Register::RDX,
-    Register::RSI,
-    Register::RDI,
-    Register::R8,
-    Register::R9,
-    Register::R10,
-    Register::R11,
-];
+/// Numbers of the registers that a call does not preserve: rax, rcx, rdx, rsi, rdi, r8 to r11 (System V ABI, §3.2.1).
+const CLOBBERED: [usize; 9] = [0, 1, 2, 6, 7, 8, 9, 10, 11];
 
 /// A possible content of a register, or of a place on the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,7 +119,6 @@ impl State {
     }
 
     fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) {
-        let is_move = instruction.mnemonic() == Mnemonic::Mov;
         let conditional = instruction.condition_code() != ConditionCode::None && instruction.op_count() == 2;
         let target = (instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register)
             .then(|| instruction.op0_register())
@@ -154,32 +143,26 @@ impl State {
         };
         let stored = match instruction.mnemonic() {
             Mnemonic::Push => Some((self.place(Register::RSP, -8), self.operand(instruction, 0))),
-            _ if is_move && instruction.op0_kind() == OpKind::Memory && !instruction.is_ip_rel_memory_operand() => {
+            Mnemonic::Mov if instruction.op0_kind() == OpKind::Memory && !instruction.is_ip_rel_memory_operand() => {
                 Some((self.operand_place(instruction), self.operand(instruction, 1)))
             }
             _ => None,
         };
-        let frame = self.get(Register::RBP);
+        let frame = self.place(Register::RBP, 0);
         let stack_pointer = match (instruction.mnemonic(), stack_pointer_change(instruction)) {
-            (Mnemonic::Leave, _) => self.place(Register::RBP, 8),
-            (_, Some(change)) => self.place(Register::RSP, change),
-            _ => None,
+            (Mnemonic::Leave, _) => Some(self.place(Register::RBP, 8)),
+            (_, change) => change.map(|change| self.place(Register::RSP, change)),
         };
-        let moves_stack = instruction.mnemonic() == Mnemonic::Leave || stack_pointer_change(instruction).is_some();
         for used in info.info(instruction).used_registers() {
             if is_written(used) {
                 self.set(used.register(), unknown());
             }
         }
         if instruction.mnemonic() == Mnemonic::Leave {
-            let saved = match (frame.len(), frame.first()) {
-                (1, Some(Value::Stack(at))) => self.load(Some(*at)),
-                _ => unknown(),
-            };
-            self.set(Register::RBP, saved);
+            self.set(Register::RBP, self.load(frame));
         }
-        if moves_stack {
-            self.set(Register::RSP, stack_pointer.map_or_else(unknown, |at| Values::from([Value::Stack(at)])));
+        if let Some(place) = stack_pointer {
+            self.set(Register::RSP, place.map_or_else(unknown, |at| Values::from([Value::Stack(at)])));
         }
         if let Some((register, values)) = written {
             self.set(register, values);
@@ -192,12 +175,12 @@ impl State {
     /// Applies a call that returned `values`.
     fn called(&mut self, values: Values) {
         // The called function may write to places whose addresses it received.
-        let gives_away = |register: &Register| self.get(*register).iter().any(|v| matches!(v, Value::Stack(_)));
+        let gives_away = |number: &usize| self.registers[*number].iter().any(|v| matches!(v, Value::Stack(_)));
         if CLOBBERED.iter().any(gives_away) {
             self.stack.clear();
         }
-        for register in CLOBBERED {
-            self.set(register, unknown());
+        for number in CLOBBERED {
+            self.registers[number] = unknown();
         }
         self.set(Register::RAX, values);
     }
