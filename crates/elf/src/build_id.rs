@@ -16,13 +16,6 @@ const MAX_NOTE_RANGES: usize = 16;
 /// Largest header table that is read, bytes: that of [`MAX_SECTIONS`](crate::MAX_SECTIONS).
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// The file range of a block of notes.
-struct NoteRange {
-    offset: u64,
-    bytes: u64,
-    align: u64,
-}
-
 /// Returns the build ID of an ELF file; `None` if it has none, or a malformed one.
 ///
 /// Searches the note segments first, because every executable file has program headers, and then the note sections.
@@ -42,21 +35,19 @@ fn of_class<H: FileHeader<Endian = Endianness>>(image: &dyn Image) -> Option<Vec
     let data = &pieces;
     let header = H::parse(data).ok()?;
     let endian = header.endian().ok()?;
-    let in_notes = |range: NoteRange| {
-        let notes = read_range(image, "notes", range.offset, range.bytes, MAX_NOTE_BYTES).ok()?;
-        in_notes(endian, range.align, &notes)
+    // The file range of a block of notes, and the alignment of each.
+    let in_notes = |((offset, bytes), align): ((u64, u64), u64)| {
+        let notes = read_range(image, "notes", offset, bytes, MAX_NOTE_BYTES).ok()?;
+        in_notes(endian, align, &notes)
     };
     let programs = program_headers(header, endian, data).unwrap_or_default();
-    let segments = programs.iter().filter(|program| program.p_type(endian) == elf::PT_NOTE).map(|program| {
-        let (offset, bytes) = program.file_range(endian);
-        NoteRange { offset, bytes, align: program.p_align(endian).into() }
-    });
+    let segments = programs.iter().filter(|program| program.p_type(endian) == elf::PT_NOTE);
+    let segments = segments.map(|program| (program.file_range(endian), program.p_align(endian).into()));
     segments.take(MAX_NOTE_RANGES).find_map(in_notes).or_else(|| {
         let sections = section_headers(header, endian, data).unwrap_or_default();
-        let notes = sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_NOTE).filter_map(|section| {
-            let (offset, bytes) = section.file_range(endian)?;
-            Some(NoteRange { offset, bytes, align: section.sh_addralign(endian).into() })
-        });
+        let notes = sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_NOTE);
+        let notes =
+            notes.filter_map(|section| Some((section.file_range(endian)?, section.sh_addralign(endian).into())));
         notes.take(MAX_NOTE_RANGES).find_map(in_notes)
     })
 }

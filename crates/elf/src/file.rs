@@ -109,7 +109,6 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         let programs = program_headers(header, LE, data)?;
         let mut headers = Elf {
             entry: header.e_entry(LE),
-            kind: header.e_type(LE).0,
             machine: header.e_machine(LE).0,
             segments: programs.iter().map(segment).collect(),
             sections: vec![],
@@ -173,9 +172,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         let Some(Ok(entries)) = entries else { return Ok(Dynamic::default()) };
         let value = |tag: elf::DynamicTag| entries.iter().find(|d| d.d_tag.get(LE) == tag).map(|d| d.d_val.get(LE));
         let place = value(elf::DT_STRTAB).and_then(|address| self.headers.offset_of_address(address));
-        let (Some(offset), Some(bytes)) = (place, value(elf::DT_STRSZ)) else {
-            return Ok(Dynamic::default());
-        };
+        let (Some(offset), Some(bytes)) = (place, value(elf::DT_STRSZ)) else { return Ok(Dynamic::default()) };
         let strings = self.data.read_bytes_at(offset, bytes).map_err(|()| ElfError::Malformed("dynamic strings"))?;
         let text = |at: u64| usize::try_from(at).ok().and_then(|at| text_at(strings, at)).map(str::to_owned);
         let needed = entries.iter().filter(|d| d.d_tag.get(LE) == elf::DT_NEEDED);
@@ -227,9 +224,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
 
     /// Returns the file ranges of a symbol table and its strings, if the file has one.
     pub(crate) fn symbol_table(&self, kind: elf::SectionType) -> Result<Option<SymbolTable>, ElfError> {
-        let Some(section) = self.sections.iter().find(|section| section.sh_type(LE) == kind) else {
-            return Ok(None);
-        };
+        let Some(section) = self.sections.iter().find(|section| section.sh_type(LE) == kind) else { return Ok(None) };
         let strings = self.linked(section).ok_or(ElfError::Malformed("symbol table"))?;
         // Sections without bytes in the file have no range.
         Ok(Some([section, strings].map(|section| section.file_range(LE).unwrap_or_default())))

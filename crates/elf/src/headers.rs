@@ -87,8 +87,6 @@ impl Segment {
 pub struct Elf {
     /// Address of the entry point, as the file states it; 0 if it has none.
     pub entry: u64,
-    /// `ET_*`: 2 for a program at fixed addresses, 3 for position-independent programs and libraries.
-    pub kind: u16,
     /// `EM_*`: the instruction set.
     pub machine: u16,
     /// Program headers.

@@ -147,9 +147,7 @@ fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
     }
     // Flags of the last filter: LZMA2 has id 0x21 and one property byte. Filters before it are not supported; packagers
     // do not use any.
-    let [0x21, 1, property] = *packed.get(at..at + 3)? else {
-        return None;
-    };
+    let [0x21, 1, property] = *packed.get(at..at + 3)? else { return None };
     match property {
         0..=39 => Some((2 | u64::from(property & 1)) << (property / 2 + 11)),
         _ => None,

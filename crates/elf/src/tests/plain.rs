@@ -16,7 +16,7 @@ fn addresses_and_file_offsets() {
         Load { kind: 0x6474_e550, flags: 4, offset: 0x10, address: 0x40_0010, bytes: 0x20 },
     ];
     let elf = Elf::read(&file(&loads, &[])).unwrap();
-    assert_eq!((elf.entry, elf.kind, elf.machine), (0x1000, 3, 62));
+    assert_eq!((elf.entry, elf.machine), (0x1000, 62));
     assert_eq!(elf.tables[..2], [(0, 64), (64, 3 * 56)]);
     // Two segments contain the byte; the executable one is preferred.
     assert_eq!(elf.address_of_offset(0x1010), Some(0x50_1010));
