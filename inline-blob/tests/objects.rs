@@ -60,7 +60,7 @@ extern "C" fn object_free(_: Pointer, block: Pointer) {
     }
 }
 
-fn objects() -> Vec<ObjectFunction<'static>> {
+fn objects() -> Vec<ObjectFunction> {
     let functions = [
         ("object malloc", object_malloc as *const () as u64, [1, NO_ARGUMENT, NO_ARGUMENT]),
         ("object calloc", object_calloc as *const () as u64, [2, 1, NO_ARGUMENT]),
@@ -75,7 +75,7 @@ fn objects() -> Vec<ObjectFunction<'static>> {
         let function = 1000 + at as u16;
         let site =
             Site { function, size_argument, times_argument, old_argument, out_argument, flags, ..Site::default() };
-        ObjectFunction { name, address, word: word.as_ptr() as u64, site }
+        ObjectFunction { name: name.to_owned(), address, word: word.as_ptr() as u64, site }
     });
     described.collect()
 }

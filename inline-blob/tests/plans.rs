@@ -7,7 +7,7 @@ use std::fs::File;
 
 use heapbpf_inline::abi::{CODE, DESCRIPTION, MAX_FUNCTIONS};
 use heapbpf_inline::read::CheckedBlob;
-use heapbpf_inline::{ForeignBlob, Inputs, Plan, Settings, Text, Twin, WantedFunction, site_offsets};
+use heapbpf_inline::{ForeignBlob, Inputs, Plan, Settings, Text, WantedFunction, site_offsets};
 use heapbpf_probes::{Table, inline_functions};
 use heapbpf_testing::skipped;
 use object::{Object as _, ObjectSymbol as _};
@@ -32,7 +32,7 @@ fn plan(path: &str) -> Option<(Plan, Vec<String>)> {
             address: f.address + bias,
             length: f.length,
             site: f.site,
-            twin: f.twin.map(|(function, arguments)| Twin { function, arguments }),
+            twin: f.twin,
         })
         .collect();
     let stubs = found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
@@ -128,7 +128,7 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
         let sections = [&library, &blob].map(|file| file.section_by_name(".eh_frame").unwrap());
         let frames = sections.each_ref().map(|it| gimli::EhFrame::new(it.data().unwrap(), gimli::LittleEndian));
         let mut compared = 0;
-        for function in CheckedBlob::check(plan.text(), &code).unwrap().functions {
+        for function in CheckedBlob::check(&plan.file, &code).unwrap().functions {
             let address = function.address - (1 << 30);
             let holds = |section: &object::Section<'_, '_>| {
                 (section.address()..section.address() + section.size()).contains(&address)
@@ -166,15 +166,15 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
 fn a_blob_of_ours_is_recognized_and_another_is_not() {
     let Some((plan, names)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
     let code = heapbpf_inline_blob::code().unwrap();
-    let found = CheckedBlob::check(plan.text(), &code).unwrap();
+    let found = CheckedBlob::check(&plan.file, &code).unwrap();
     assert_eq!((found.functions.len(), found.header.file), (names.len(), [1, 2, 3]));
     assert!(found.functions.iter().all(|f| f.original > 0x5000 && f.displaced >= 5));
     let changed = |at: usize, to: u8| {
-        let mut text = plan.text().to_vec();
+        let mut text = plan.file.clone();
         text[at] = to;
         CheckedBlob::check(&text, &code).unwrap_err()
     };
-    assert_eq!(CheckedBlob::check(&plan.text()[..0x4000], &code).unwrap_err(), ForeignBlob::Truncated);
+    assert_eq!(CheckedBlob::check(&plan.file[..0x4000], &code).unwrap_err(), ForeignBlob::Truncated);
     assert_eq!(changed(0x1000, 0), ForeignBlob::Magic);
     assert_eq!(changed(0x1008, 9), ForeignBlob::Version(9));
     assert_eq!(changed(0x100c, 2), ForeignBlob::Nonsense);

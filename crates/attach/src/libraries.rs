@@ -47,29 +47,25 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
 
 /// Finds a program the way a shell does.
 pub fn find_program(program: &OsStr) -> Option<PathBuf> {
-    let path = Path::new(program);
-    if program.as_bytes().contains(&b'/') {
-        return path.canonicalize().ok();
-    }
-    environment_list("PATH", b":").into_iter().find_map(|dir| {
-        let candidate = dir.join(path);
-        candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
-    })
+    find(program, || environment_list("PATH", b":"))
 }
 
 /// Finds a library, approximately as the dynamic linker does.
 fn find_library(name: &OsStr) -> Option<PathBuf> {
-    if name.as_bytes().contains(&b'/') {
-        return Path::new(name).canonicalize().ok();
-    }
     let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
     let standard = ["/usr/local/lib", "/lib", "/usr/lib", "/lib64", "/usr/lib64"];
     let mut dirs = environment_list("LD_LIBRARY_PATH", b":");
     dirs.extend(standard.iter().flat_map(|dir| [Path::new(dir).join(&machine), PathBuf::from(dir)]));
-    dirs.into_iter().find_map(|dir| {
-        let candidate = dir.join(name);
-        candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
-    })
+    find(name, || dirs)
+}
+
+/// The file with this path, or else the first with this name in the directories.
+fn find(name: &OsStr, dirs: impl FnOnce() -> Vec<PathBuf>) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Path::new(name).canonicalize().ok();
+    }
+    let candidates = dirs().into_iter().map(|dir| dir.join(name));
+    candidates.filter(|candidate| candidate.is_file()).find_map(|candidate| candidate.canonicalize().ok())
 }
 
 fn environment_list(name: &str, separators: &[u8]) -> Vec<PathBuf> {

@@ -26,5 +26,5 @@ extern crate self as heapbpf_inline;
 pub use abi::{Code, Entries, FRAME_BYTES};
 pub use error::{BuildError, ForeignBlob, Refusal};
 pub use image::{Settings, site_offsets};
-pub use plan::{Inputs, ObjectFunction, Plan, Run, Twin, WantedFunction};
+pub use plan::{Inputs, ObjectFunction, Plan, WantedFunction};
 pub use redirect::{Jumps, Patch, Text, merged, reaches};

@@ -35,17 +35,9 @@ pub struct WantedFunction<'a> {
     pub length: u64,
     /// What its arguments, as they are at entry, mean. Only [`Site::function`], the arguments and the flags matter.
     pub site: Site,
-    /// The function to call instead if this one may throw and the call is sampled.
-    pub twin: Option<Twin>,
-}
-
-/// A function that does the same as another, but returns NULL where the other throws.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Twin {
-    /// Index in the list of wanted functions.
-    pub function: usize,
-    /// How it is called.
-    pub arguments: TwinArguments,
+    /// The function to call instead if this one may throw and the call is sampled: one that does the same, but returns
+    /// NULL where this one throws. Its index in the list of wanted functions, and how it is called.
+    pub twin: Option<(usize, TwinArguments)>,
 }
 
 /// The data that a plan is made from.
@@ -64,7 +56,7 @@ pub struct Inputs<'a> {
     /// Addresses of slots (GOT) that hold the address of a wanted function in the target, and its index.
     pub slots: &'a HashMap<u64, usize>,
     /// Functions of an interpreter's object allocator, which calls wanted functions.
-    pub objects: &'a [ObjectFunction<'a>],
+    pub objects: &'a [ObjectFunction],
     /// [`Jumps`] into the wanted functions; `None` if they have to be searched for.
     pub jumps: Option<&'a Jumps>,
     /// Address of the blob: within reach of every text. See `Maps::gap` in the crate remote.
@@ -73,10 +65,10 @@ pub struct Inputs<'a> {
 
 /// A function of an interpreter's object allocator. It may be anywhere, because it is called through a word and nothing
 /// is displaced.
-#[derive(Clone, Copy, Debug)]
-pub struct ObjectFunction<'a> {
+#[derive(Clone, Debug)]
+pub struct ObjectFunction {
     /// Its name.
-    pub name: &'a str,
+    pub name: String,
     /// Its address in the target.
     pub address: u64,
     /// Address of the word through which it is called.
@@ -85,21 +77,12 @@ pub struct ObjectFunction<'a> {
     pub site: Site,
 }
 
-/// Pages of an allocator's text as they are to be mapped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Address of the first page.
-    pub address: u64,
-    /// The content of the pages; whole ones.
-    pub bytes: Vec<u8>,
-}
-
 /// The plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Address of the blob.
     pub base: u64,
-    /// The file to be mapped: [`TEXT_BYTES`](crate::abi::TEXT_BYTES).
+    /// The file to be mapped, read and execute: [`TEXT_BYTES`](crate::abi::TEXT_BYTES).
     pub file: Vec<u8>,
     /// What changes in the allocator's text, ascending, not overlapping.
     pub patches: Vec<Patch>,
@@ -162,7 +145,7 @@ impl Plan {
                     let mut functions: Vec<Function> = candidates.iter().map(|c| c.function).collect();
                     let mut names: Vec<&str> = candidates.iter().map(|c| inputs.wanted[c.wanted].name).collect();
                     let leads = add_objects(code, settings, inputs, (&mut functions, &mut stubs))?;
-                    names.extend(inputs.objects.iter().map(|object| object.name));
+                    names.extend(inputs.objects.iter().map(|object| object.name.as_str()));
                     let file = image::file(code, settings, &functions, &names, (&stubs, &leads))?;
                     let hooked = candidates.iter().map(|c| c.wanted).collect();
                     let originals = originals(inputs.base, &stubs);
@@ -175,17 +158,12 @@ impl Plan {
         }
     }
 
-    /// The text of the blob: what is mapped, read and execute.
+    /// Runs of whole pages of the allocator's text with the patches applied: address and content of each. Runs with at
+    /// most `gap` pages in between are joined, because each is a mapping. `read` fills in the file's content at an
+    /// address, in whole pages, as a mapping of it would, and returns whether it could. `None` if it could not, or if
+    /// the file has changed.
     #[must_use]
-    pub fn text(&self) -> &[u8] {
-        &self.file
-    }
-
-    /// The pages of the allocator's text with the patches applied. Runs with at most `gap` pages in between are joined,
-    /// because each is a mapping. `read` fills in the file's content at an address, in whole pages, as a mapping of it
-    /// would, and returns whether it could. `None` if it could not, or if the file has changed.
-    #[must_use]
-    pub fn runs(&self, gap: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<Run>> {
+    pub fn runs(&self, gap: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<(u64, Vec<u8>)>> {
         let page = |address: u64| address / PAGE_BYTES;
         let mut ranges: Vec<[u64; 2]> = Vec::new();
         for patch in &self.patches {
@@ -198,7 +176,7 @@ impl Plan {
         ranges.iter().map(|range| self.run(*range, read)).collect()
     }
 
-    fn run(&self, [first, end]: [u64; 2], read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Run> {
+    fn run(&self, [first, end]: [u64; 2], read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<(u64, Vec<u8>)> {
         let (address, end) = (first * PAGE_BYTES, end * PAGE_BYTES);
         let mut bytes = vec![0; (end - address) as usize];
         if !read(address, &mut bytes) {
@@ -211,7 +189,7 @@ impl Plan {
             }
             place.copy_from_slice(&patch.after);
         }
-        Some(Run { address, bytes })
+        Some((address, bytes))
     }
 }
 
@@ -291,11 +269,11 @@ fn link_twins(candidates: &mut [Candidate], inputs: &Inputs<'_>) {
         function.number = function.number & 0xffff | (index as u32) << 16;
         function.flags &= !(FUNCTION_REFERENCE_SECOND | FUNCTION_REFERENCE_THIRD | FUNCTION_SWAPPED);
         function.twin = 0;
-        let Some(twin) = inputs.wanted[candidate.wanted].twin else { continue };
-        let Some(at) = present.get(&twin.function) else { continue };
+        let Some((twin, arguments)) = inputs.wanted[candidate.wanted].twin else { continue };
+        let Some(at) = present.get(&twin) else { continue };
         // One more than the index, until the offset is known: 0 stands for none.
         function.twin = *at as u32 + 1;
-        function.flags |= match twin.arguments {
+        function.flags |= match arguments {
             TwinArguments::WithReference(1) => FUNCTION_REFERENCE_SECOND,
             TwinArguments::WithReference(2) => FUNCTION_REFERENCE_THIRD,
             TwinArguments::Swapped => FUNCTION_SWAPPED,

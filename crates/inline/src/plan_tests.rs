@@ -67,7 +67,7 @@ fn made() -> TestFunctions {
     let mut text = vec![0xc3; 64 * 16];
     let wanted = functions.into_iter().enumerate().map(|(i, (name, site))| {
         text[64 * i..][..8].copy_from_slice(&PROLOGUE);
-        let twin = (name == "operator new").then_some(Twin { function: 6, arguments: TwinArguments::WithReference(1) });
+        let twin = (name == "operator new").then_some((6, TwinArguments::WithReference(1)));
         WantedFunction { name, address: at(i as u64), length: 64, site, twin }
     });
     let wanted = wanted.collect();
@@ -141,7 +141,7 @@ fn each_entry_leads_to_its_stub_and_back() {
     let new = FUNCTION_THROWS | FUNCTION_REFERENCE_SECOND;
     assert_eq!(flags, [0, FUNCTION_ZERO_FREES, 0, 0, FUNCTION_OUT, new, 0]);
     assert_eq!(function(&plan, 5).twin, function(&plan, 6).original);
-    assert_eq!(plan.text().len() as u64, crate::abi::TEXT_BYTES);
+    assert_eq!(plan.file.len() as u64, crate::abi::TEXT_BYTES);
 }
 
 #[test]
@@ -274,12 +274,12 @@ fn pages_are_replaced_whole() {
     };
     let apart = plan.runs(1, &read).unwrap();
     assert_eq!(
-        apart.iter().map(|r| (r.address, r.bytes.len())).collect::<Vec<_>>(),
+        apart.iter().map(|(address, bytes)| (*address, bytes.len())).collect::<Vec<_>>(),
         [(TEXT, 4096), (TEXT + 12288, 4096)]
     );
-    assert_eq!((apart[0].bytes[0], apart[1].bytes[0], apart[1].bytes[8]), (0xe9, 0xe9, 0xc3));
+    assert_eq!((apart[0].1[0], apart[1].1[0], apart[1].1[8]), (0xe9, 0xe9, 0xc3));
     let joined = plan.runs(2, &read).unwrap();
-    assert_eq!(joined.iter().map(|r| (r.address, r.bytes.len())).collect::<Vec<_>>(), [(TEXT, 4 * 4096)]);
+    assert_eq!(joined.iter().map(|(address, bytes)| (*address, bytes.len())).collect::<Vec<_>>(), [(TEXT, 4 * 4096)]);
     assert_eq!(plan.runs(1, &|_, _| false), None);
     // The file has changed since.
     assert_eq!(

@@ -301,8 +301,7 @@ impl Parts<'_> {
         let places: Vec<u32> = (original..=original + self.original.len()).map(place).collect();
         let frame = of_call.into_iter().flatten().chain(frame_rows::rows(self.original, &places)).collect();
         let displaced = offsets.iter().skip(original).take(self.displaced).copied().collect();
-        let original_offset = offsets.get(original).copied().unwrap_or_default();
-        let original_end = place(original + self.original.len());
-        Ok(Stub { original: original_offset, original_end, displaced, frame, bytes: encoded.code_buffer })
+        let (original, original_end) = (place(original), place(original + self.original.len()));
+        Ok(Stub { original, original_end, displaced, frame, bytes: encoded.code_buffer })
     }
 }

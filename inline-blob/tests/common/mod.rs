@@ -17,7 +17,7 @@ use heapbpf_inline::abi::{
     CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, Totals, VERSION, mapped_bytes,
 };
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, WantedFunction, site_offsets};
+use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, WantedFunction, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
 use heapbpf_remote::Maps;
 use sampler_ebpf::constants::draw_constants;
@@ -62,7 +62,7 @@ pub struct Options {
     pub criterion: u32,
     pub hook: bool,
     /// Functions of an object allocator that calls the library.
-    pub objects: Vec<ObjectFunction<'static>>,
+    pub objects: Vec<ObjectFunction>,
 }
 
 impl Default for Options {
@@ -139,7 +139,7 @@ impl Hooked {
                 address: f.address + bias,
                 length: f.length,
                 site: f.site,
-                twin: f.twin.filter(|_| options.twins).map(|(function, arguments)| Twin { function, arguments }),
+                twin: f.twin.filter(|_| options.twins),
             })
             .collect();
         let names = found.functions.iter().map(|f| f.name.clone()).collect();
@@ -208,7 +208,7 @@ impl Hooked {
             std::ptr::write((base + CONTROL) as *mut Control, control);
             std::ptr::write((base + STATE) as *mut Totals, totals);
         }
-        let mut text = self.plan.text().to_vec();
+        let mut text = self.plan.file.clone();
         let trampolines = recorder::trampolines();
         for (index, site) in sites.into_iter().enumerate() {
             // Like the kernel with an optimized uprobe: the no-ops become a call.

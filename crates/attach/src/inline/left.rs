@@ -69,12 +69,17 @@ pub fn judge(pid: u32, found: &FoundBlob) -> Left {
     claim(pid, found).map_or_else(|left| left, |_| Left::Abandoned)
 }
 
-/// Checks that it is a blob of this build with a valid control page.
-fn check(pid: u32, base: u64, file: &File) -> Result<read::CheckedBlob, ForeignBlob> {
+/// Reads a blob, and checks that it is one of this build.
+pub(super) fn blob_in(file: &File) -> Result<read::CheckedBlob, ForeignBlob> {
     let code = heapbpf_inline_blob::code().ok_or(ForeignBlob::OtherCode)?;
     let mut text = vec![0; TEXT_BYTES as usize];
     file.read_exact_at(&mut text, 0).map_err(|_| ForeignBlob::Truncated)?;
-    let found = read::CheckedBlob::check(&text, &code)?;
+    read::CheckedBlob::check(&text, &code)
+}
+
+/// The same for a blob in a process, with a valid control page.
+fn check(pid: u32, base: u64, file: &File) -> Result<read::CheckedBlob, ForeignBlob> {
+    let found = blob_in(file)?;
     let mut control = vec![0; CONTROL_BYTES as usize];
     let memory = File::open(format!("/proc/{pid}/mem"));
     let is_read = memory.and_then(|memory| memory.read_exact_at(&mut control, base + CONTROL));

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt as _;
 
 use heapbpf_inline::abi::STATE;
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use libc::{AT_BASE, AT_PHDR, AT_PHNUM};
 
 /// Opens the memory of a process.
 pub fn open(pid: u32) -> io::Result<File> {
@@ -42,9 +43,6 @@ pub fn counts(memory: &File, base: u64) -> io::Result<Counts> {
 /// Reads a word of the target's memory.
 pub(super) type Word<'a> = dyn Fn(u64) -> Option<u64> + 'a;
 
-const AT_PHDR: u64 = 3;
-const AT_PHNUM: u64 = 5;
-const AT_BASE: u64 = 7;
 /// The value of `r_state` in `r_debug` that means that the list is complete.
 const RT_CONSISTENT: u64 = 0;
 const PT_DYNAMIC: u64 = 2;
@@ -59,9 +57,7 @@ const MOST: u64 = 4096;
 /// Whether the dynamic loader of a process has loaded everything that the program needs. Also true if there is no
 /// loader, or if the process's auxiliary vector or memory cannot be opened.
 pub fn loader_is_done(pid: u32) -> bool {
-    let (Ok(auxiliary), Ok(memory)) = (std::fs::read(format!("/proc/{pid}/auxv")), open(pid)) else {
-        return true;
-    };
+    let (Ok(auxiliary), Ok(memory)) = (std::fs::read(format!("/proc/{pid}/auxv")), open(pid)) else { return true };
     let word = |at: u64| word_at(&memory, at).ok();
     // In the middle of an exec the vector does not exist yet.
     auxiliary.len() > 16 && is_done(&words(&auxiliary), &word)

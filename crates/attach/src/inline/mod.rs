@@ -53,7 +53,7 @@ pub use self::counted::Counted;
 use self::crashes::Blamed;
 use self::known::{KnownFiles, KnownNames};
 pub use self::memory::loader_is_done;
-use self::objects::ObjectHook;
+use self::objects::ObjectFunction;
 use self::preparation::{Answer, DoneOrder, Preparation, Prepared};
 pub use self::refused::Refused;
 use self::waits::Waits;
@@ -123,7 +123,7 @@ pub struct HookRequest<'a> {
     /// Blocks that probes have sampled.
     pub sampled: &'a [u64],
     /// Functions of an object allocator that calls the allocator.
-    pub objects: &'a [ObjectHook],
+    pub objects: &'a [ObjectFunction],
     /// Whether the caller waits until the process is prepared. Otherwise another thread prepares it in the meantime.
     pub is_at_once: bool,
     /// Whether the process waits at its entry point, for a second at most.
@@ -428,12 +428,9 @@ fn write_changes(pid: u32, memory: &File, base: u64, changes: &[(u64, Vec<u8>)])
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn has_rdrand() -> bool {
-    std::arch::is_x86_feature_detected!("rdrand")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-const fn has_rdrand() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("rdrand");
+    #[cfg(not(target_arch = "x86_64"))]
     false
 }

@@ -4,11 +4,10 @@
 //! write to the word redirects the jump to the mapped code, and another write back to the function. Nothing in the
 //! interpreter's code changes.
 
-use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use heapbpf_inline::abi::{Lead, TEXT_BYTES};
-use heapbpf_inline::read;
+pub use heapbpf_inline::ObjectFunction;
+use heapbpf_inline::abi::Lead;
 use heapbpf_probes::ObjectTable;
 use heapbpf_remote::{Busy, Error, FoundBlob, Target, Word};
 use sampler_ebpf::abi::Site;
@@ -20,31 +19,16 @@ use crate::stop_limit;
 const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A function of an object allocator in a process.
-#[derive(Clone, Debug)]
-pub struct ObjectHook {
-    /// Its name in the profile.
-    pub name: String,
-    /// Its address.
-    pub address: u64,
-    /// Address of the word through which it is called.
-    pub word: u64,
-    /// What its arguments mean. The function number is the index of its site.
-    pub site: Site,
+/// The same function, with its number relative to another site.
+pub(super) fn relative_to(function: &ObjectFunction, first_site: u32) -> ObjectFunction {
+    let number = function.site.function.wrapping_sub(first_site as u16);
+    ObjectFunction { site: Site { function: number, ..function.site }, ..function.clone() }
 }
 
-impl ObjectHook {
-    /// The same hook, with its function number relative to another site.
-    pub(super) fn relative_to(&self, first_site: u32) -> Self {
-        let function = self.site.function.wrapping_sub(first_site as u16);
-        Self { site: Site { function, ..self.site }, ..self.clone() }
-    }
-}
-
-/// The hooks for an interpreter's functions. Their addresses in a process are `bias` higher than in the file. `sites`
-/// are their names and sites. `None` if there is no space for jumps to them.
-pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option<Vec<ObjectHook>> {
-    let hook = |(detour, (name, site)): (heapbpf_probes::Detour, &(String, Site))| ObjectHook {
+/// An interpreter's functions in a process. Their addresses there are `bias` higher than in the file. `sites` are their
+/// names and sites; the number of each is the index of its site. `None` if there is no space for jumps to them.
+pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option<Vec<ObjectFunction>> {
+    let hook = |(detour, (name, site)): (heapbpf_probes::Detour, &(String, Site))| ObjectFunction {
         name: name.clone(),
         address: detour.function.wrapping_add(bias),
         word: detour.word().wrapping_add(bias),
@@ -87,10 +71,7 @@ pub fn lead_back(target: &Target, found: &FoundBlob) -> Result<(), Error> {
 /// The words that lead to a blob, according to its header.
 fn leads_of(pid: u32, found: &FoundBlob) -> Option<Vec<Lead>> {
     let file = left::open_mapped(pid, found.text.as_ref()?).ok()?;
-    let mut text = vec![0; TEXT_BYTES as usize];
-    file.read_exact_at(&mut text, 0).ok()?;
-    let found = read::CheckedBlob::check(&text, &heapbpf_inline_blob::code()?).ok()?;
-    Some(found.header.leads.to_vec())
+    Some(left::blob_in(&file).ok()?.header.leads.to_vec())
 }
 
 fn write(pid: u32, words: &[Word]) -> Result<(), Error> {

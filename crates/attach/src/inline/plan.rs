@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use heapbpf_elf::Elf;
 use heapbpf_host::in_root::open_own;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, Totals, mapped_bytes};
-use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, WantedFunction, reaches};
+use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, WantedFunction, reaches};
 use heapbpf_probes::InlineSlot;
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
@@ -16,7 +16,6 @@ use zerocopy::IntoBytes as _;
 use super::Refused;
 use super::known::KnownFile;
 use super::memory::{Word, dynamic_sections};
-use super::objects::ObjectHook;
 
 /// Runs of pages with at most this many pages in between are replaced together.
 const GAP_PAGES: u64 = 4;
@@ -109,7 +108,7 @@ pub(super) struct Bindings<'a> {
 /// Makes the plan. It depends only on the process, the files and the settings, so that the next recording makes the
 /// same plan. The programs get a function's index in the file's list, and the index of the first site from the link.
 pub(super) fn inline_plan(
-    (known, objects): (&KnownFile, &[ObjectHook]),
+    (known, objects): (&KnownFile, &[ObjectFunction]),
     place: &Place,
     (base, settings): (u64, &Settings),
     bindings: &Bindings<'_>,
@@ -130,7 +129,7 @@ pub(super) fn inline_plan(
             address: at(function.address),
             length: function.length,
             site: Site { function: number as u16, ..function.site },
-            twin: function.twin.map(|(function, arguments)| Twin { function, arguments }),
+            twin: function.twin,
         })
         .collect();
     // Another file may define the name first.
@@ -153,12 +152,7 @@ pub(super) fn inline_plan(
     let slots = own.iter().map(|slot| (at(slot.slot), slot.function)).collect();
     let stubs = own.iter().filter(|slot| slot.stub != slot.slot);
     let stubs = stubs.map(|slot| (at(slot.stub), slot.function)).collect();
-    let objects: Vec<ObjectFunction<'_>> = objects
-        .iter()
-        .map(|hook| ObjectFunction { name: &hook.name, address: hook.address, word: hook.word, site: hook.site })
-        .collect();
-    let (stubs, slots) = (&stubs, &slots);
-    let (objects, jumps) = (&objects, Some(jumps));
+    let (stubs, slots, jumps) = (&stubs, &slots, Some(jumps));
     let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs, slots, objects, jumps, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
     match plan.refused.iter().find(|(function, _)| !forwarding.contains(function)) {
@@ -217,7 +211,7 @@ pub(super) fn draft(
         is_read && behind.is_none_or(|behind| memory.read_exact_at(behind, address + own as u64).is_ok())
     };
     let runs = plan.runs(GAP_PAGES, &read).ok_or(Refused::Changed)?;
-    let parts = runs.into_iter().flat_map(|run| split(run.address, run.bytes, &place.starts));
+    let parts = runs.into_iter().flat_map(|(address, bytes)| split(address, bytes, &place.starts));
     let pages = parts.map(|(start, edited)| {
         let mut original = vec![0; edited.len()];
         let pages = read(start, &mut original).then_some(Pages { start, original, edited })?;
@@ -233,7 +227,7 @@ pub(super) fn draft(
         name: MEMFD_NAME.to_owned(),
         base: plan.base,
         bytes,
-        text: plan.text().to_vec(),
+        text: plan.file.clone(),
         data: vec![control, state],
         pages,
         displaced: plan.patches.iter().filter_map(|patch| displaced(patch, plan)).collect(),
@@ -257,24 +251,15 @@ fn split(address: u64, mut bytes: Vec<u8>, starts: &[u64]) -> Vec<(u64, Vec<u8>)
 fn not_alone(pages: Pages, place: &Place, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Pages {
     let Pages { start, original, edited } = &pages;
     let (end, whole) = (pages.range().end, &place.mapping.range);
-    let neighbour = |address| {
-        let mut page = vec![0; PAGE_BYTES as usize];
-        read(address, &mut page).then_some(page)
-    };
-    if end - start > PAGE_BYTES {
+    let has_next = end < whole.end && !place.starts.contains(&end);
+    let has_previous = *start > whole.start && !place.starts.contains(start);
+    let neighbour = if has_next { end } else { start.wrapping_sub(PAGE_BYTES) };
+    let mut page = vec![0; PAGE_BYTES as usize];
+    if end - start > PAGE_BYTES || !(has_next || has_previous) || !read(neighbour, &mut page) {
         return pages;
     }
-    let joined = |parts: [&[u8]; 2]| parts.concat();
-    if end < whole.end && !place.starts.contains(&end) {
-        let Some(next) = neighbour(end) else { return pages };
-        return Pages { start: *start, original: joined([original, &next]), edited: joined([edited, &next]) };
-    }
-    if *start > whole.start && !place.starts.contains(start) {
-        let before = start - PAGE_BYTES;
-        let Some(page) = neighbour(before) else { return pages };
-        return Pages { start: before, original: joined([&page, original]), edited: joined([&page, edited]) };
-    }
-    pages
+    let joined = |own: &[u8]| if has_next { [own, &page].concat() } else { [&page[..], own].concat() };
+    Pages { start: neighbour.min(*start), original: joined(original), edited: joined(edited) }
 }
 
 /// Checks that the pages to be replaced contain the file's code, except for probes.

@@ -20,7 +20,7 @@ use super::control::{Sampling, SetBound};
 use super::counted::Linked;
 use super::crashes::{self, Builds, Ours};
 use super::known::{KnownFiles, KnownNames};
-use super::objects::ObjectHook;
+use super::objects::{ObjectFunction, relative_to};
 use super::preview::{self, Planned};
 use super::refused::Refused;
 use super::removal::{self, take_out};
@@ -42,7 +42,7 @@ pub(super) struct Order {
     pub(super) path: String,
     pub(super) file: Arc<File>,
     pub(super) table: Table,
-    pub(super) objects: Vec<ObjectHook>,
+    pub(super) objects: Vec<ObjectFunction>,
     /// Index of the file's first site, if its sites were added.
     pub(super) first_site: Option<u32>,
     pub(super) control: Control,
@@ -129,7 +129,7 @@ impl Preparation {
         let (set_log2, bound) = sampling.set(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid));
         let settings = preview::Sampled { criterion: sampling.criterion, set_log2, control };
         let place = plan::place(&target, file)?;
-        let objects: Vec<ObjectHook> = order.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
+        let objects: Vec<ObjectFunction> = order.objects.iter().map(|it| relative_to(it, first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());
         let Planned { plan, leads, originals, text, set_log2, lacks } =
             preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;

@@ -17,7 +17,7 @@ use super::control::{ControlPage, LEAST_SET_LOG2};
 use super::crashes::{self, Builds};
 use super::known::{KnownFile, KnownNames};
 use super::left::{self, Left};
-use super::objects::ObjectHook;
+use super::objects::ObjectFunction;
 use super::plan::Place;
 use super::removal::take_out;
 use super::{Refused, forbidden, has_rdrand, limits, memory};
@@ -45,11 +45,10 @@ pub struct Preview {
 ///
 /// # Errors
 /// The process cannot be hooked inline.
-pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
+pub fn preview(pid: u32, (path, file): (&str, &File), table: &Table) -> Result<Preview, Refused> {
     forbidden::check(pid)?;
-    crashes::check(Builds::of(pid, file.1).as_ref())?;
-    let known = KnownFile::read((file.0, file.1), table)?;
-    let file = file.1;
+    crashes::check(Builds::of(pid, file).as_ref())?;
+    let known = KnownFile::read((path, file), table)?;
     let target = Target::look(pid)?;
     if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {
         return Err(match left::judge(pid, hooks) {
@@ -60,14 +59,9 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
     }
     let plan = unsampled(&target, &known, file)?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
-    let range = plan.range();
-    let mapped_bytes = range.end - range.start;
-    Ok(Preview {
-        functions: known.found.functions.len(),
-        replaced_bytes,
-        mapped_bytes,
-        is_filtered: target.is_filtered(),
-    })
+    let mapped_bytes = plan.range().end - plan.range().start;
+    let (functions, is_filtered) = (known.found.functions.len(), target.is_filtered());
+    Ok(Preview { functions, replaced_bytes, mapped_bytes, is_filtered })
 }
 
 /// A process that counts inline, without sampling. Dropping it removes everything.
@@ -79,9 +73,8 @@ impl Trial {
     ///
     /// # Errors
     /// The process cannot be hooked inline. It continues as before.
-    pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
-        let known = KnownFile::read((file.0, file.1), table)?;
-        let file = file.1;
+    pub fn begin(pid: u32, (path, file): (&str, &File), table: &Table) -> Result<Self, Refused> {
+        let known = KnownFile::read((path, file), table)?;
         let target = Target::look(pid)?;
         let plan = unsampled(&target, &known, file)?;
         // From here on there may be something to remove.
@@ -135,7 +128,7 @@ pub(super) struct Planned {
 /// reused if it is the same.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
-    (known, objects): (&KnownFile, &[ObjectHook]),
+    (known, objects): (&KnownFile, &[ObjectFunction]),
     names: &KnownNames,
     file: &File,
     (sampled, uses_again): (&Sampled, bool),

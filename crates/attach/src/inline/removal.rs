@@ -32,7 +32,7 @@ const THAWED_WITHIN: Duration = Duration::from_secs(13);
 
 /// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     /// It may, or there is nothing left.
     May,
     /// It may once the process goes on: it is frozen, or stopped by a signal.
@@ -44,18 +44,7 @@ enum Next {
 /// Removes from a process what is ours and unused, if it is still running. Waits for a moment when that is possible,
 /// and up to two seconds for one when no call of the process ends early.
 pub(super) fn take_out(pid: u32) {
-    take_out_since(pid, Instant::now());
-}
-
-/// The same for one of many processes. All that are frozen are waited for together, from `since` on.
-pub(super) fn take_out_since(pid: u32, since: Instant) {
-    try_to_take_out(pid, Some(since));
-}
-
-/// The same, but waits for no process that is frozen or stopped by a signal. Returns false for such a process, which
-/// keeps its hooks for now.
-pub(super) fn take_out_unless_at_rest(pid: u32) -> bool {
-    try_to_take_out(pid, None) != Next::AtRest
+    try_to_take_out(pid, Some(Instant::now()));
 }
 
 /// Removes what is ours and unused, but only if that is possible now. Returns whether it was.
@@ -63,9 +52,9 @@ pub(super) fn take_out_now(pid: u32) -> bool {
     look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
 }
 
-/// Removes what is ours and unused. Frozen processes are waited for from `since` on; without it, none is that is at
-/// rest. Returns whether another attempt may succeed.
-fn try_to_take_out(pid: u32, since: Option<Instant>) -> Next {
+/// Removes what is ours and unused. Frozen processes are waited for together, from `since` on; without it, none is that
+/// is at rest, which keeps its hooks for now. Returns whether another attempt may succeed.
+pub(super) fn try_to_take_out(pid: u32, since: Option<Instant>) -> Next {
     let mut attempts = Attempts::default();
     loop {
         let error = match look_after(attempts, pid) {

@@ -301,7 +301,7 @@ fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mu
 /// Relocates the functions, and runs each `times` times in both places.
 fn compare_batch(machine: &mut Machine, originals: &[Original], times: usize, seen: &mut ReportCounts) {
     let plan = plan(originals);
-    machine.blob.bytes().copy_from_slice(plan.text());
+    machine.blob.bytes().copy_from_slice(&plan.file);
     let batch = Batch::of(&plan, originals);
     seen.functions += originals.len() as u64;
     for (_, refusal) in &plan.refused {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use heapbpf_attach::detours::{Detours, Leads, NotLed};
 use heapbpf_attach::files::FileKey;
 use heapbpf_attach::inline;
-use heapbpf_attach::inline::objects::{self, ObjectHook};
+use heapbpf_attach::inline::objects::{self, ObjectFunction};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
@@ -61,7 +61,7 @@ impl Attaching {
     /// The functions of a Python interpreter in a process whose allocator is about to be hooked inline, if they are to
     /// be counted. Afterwards the interpreter's table leads to jumps, through which calls can be led to the mapped
     /// code.
-    pub(super) fn objects_above(&mut self, host: &mut Host, pid: u32, allocator: FileKey) -> Vec<ObjectHook> {
+    pub(super) fn objects_above(&mut self, host: &mut Host, pid: u32, allocator: FileKey) -> Vec<ObjectFunction> {
         if !self.counts_objects_inside {
             return Vec::new();
         }
@@ -75,7 +75,7 @@ impl Attaching {
         }
     }
 
-    fn find_objects(&mut self, host: &mut Host, pid: u32, allocator: FileKey) -> Result<Vec<ObjectHook>, String> {
+    fn find_objects(&mut self, host: &mut Host, pid: u32, allocator: FileKey) -> Result<Vec<ObjectFunction>, String> {
         let modules = modules_of(host, pid);
         let allocators: BTreeSet<FileKey> = modules.iter().filter_map(|module| self.file_of(host, *module)).collect();
         let interpreters: Vec<ModuleId> =

@@ -144,10 +144,7 @@ impl Attaching {
                 .lead(pid, table, bias)
                 .err()
                 .map(|why| (format!("{COPIES}: {why}"), matches!(why, NotLed::Stop(_)))),
-            Ok(Leads::There | Leads::Around | Leads::ToWrappers) => None,
-            Ok(Leads::ToMalloc) => Some(("its interpreter calls malloc for each, which counts them".into(), false)),
-            Ok(Leads::Nowhere) => Some(("its table of allocators is empty".into(), true)),
-            Ok(Leads::Elsewhere) => Some(("its table of allocators leads to functions of another file".into(), false)),
+            Ok(leads) => leads.why_not().map(|why| (why.to_owned(), leads == Leads::Nowhere)),
             Err(error) => Some((format!("its memory cannot be read: {error}"), false)),
         };
         let Some((why, may_pass)) = why else { return };

@@ -10,7 +10,7 @@ use sampler_ebpf::abi::inline::{InlineProcess, inline_state};
 
 use super::{Counted, Process};
 use crate::inline::limits;
-use crate::inline::removal::{take_out_now, take_out_since, take_out_unless_at_rest};
+use crate::inline::removal::{Next, take_out_now, try_to_take_out};
 
 /// Maximum number of rounds for removing the hooks from all processes, because processes may fork in between.
 const ROUNDS: usize = 64;
@@ -79,9 +79,7 @@ impl Counted {
             let (still, since) = (still.into_inner().unwrap_or_else(PoisonError::into_inner), Instant::now());
             let resting = Mutex::new(HashSet::new());
             on_all_processors(still, |pid| {
-                if is_last {
-                    take_out_since(pid, since);
-                } else if !take_out_unless_at_rest(pid) {
+                if try_to_take_out(pid, is_last.then_some(since)) == Next::AtRest {
                     log::info!("process {pid} is frozen or stopped: it keeps its inline hooks until it goes on");
                     resting.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
                 }
