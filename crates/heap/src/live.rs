@@ -29,7 +29,7 @@ pub use self::births::SumsByMark;
 use self::growth::Marks;
 use self::overflow::Overflow;
 use self::reconciliation::Reconciliation;
-pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
+pub use self::reconciliation::{AfterCut, LostRecords};
 pub use self::row::HeapRow;
 use self::untracked::Untracked;
 pub use self::untracked::UntrackedBlock;

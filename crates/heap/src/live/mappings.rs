@@ -1,9 +1,10 @@
 //! Sampled mappings (`--mmap`): unmapped in parts, or found unmapped after records were lost.
 
+use heapbpf_profile::model::LossBound;
 use heapbpf_statistics::sums::SampleSums;
 use sampler_ebpf::abi::ProcessKey;
 
-use super::{Heap, LiveSample, LostBlocks, PAGE, weight_of};
+use super::{Heap, LiveSample, PAGE, weight_of};
 
 impl Heap {
     /// Removes an unmapped address range, as of `time_ns`. A mapping shrinks by the bytes that it loses and keeps its
@@ -48,19 +49,19 @@ impl Heap {
     /// Removes sampled mappings that turned out to be unmapped although no record said so: those from up to `until_ns`
     /// that lie outside of `ranges` (in order of their starts). Returns the number of pieces and their bytes, in whole
     /// pages as the kernel unmaps them.
-    pub fn keep_mapped(&mut self, space: ProcessKey, ranges: &[(u64, u64)], until_ns: u64) -> LostBlocks {
-        let Some(pieces) = self.mappings.get_mut(&space) else { return LostBlocks::default() };
+    pub fn keep_mapped(&mut self, space: ProcessKey, ranges: &[(u64, u64)], until_ns: u64) -> LossBound {
+        let Some(pieces) = self.mappings.get_mut(&space) else { return LossBound::default() };
         let lost = pieces.keep_only(ranges, until_ns);
         // The total so far lacks unmappings, so it is not recorded as a peak.
         self.rising &= lost.is_empty();
         let by_ns = self.marks.last_event_ns();
-        let mut found = LostBlocks::default();
+        let mut found = LossBound::default();
         for (id, bytes) in lost {
             let samples = self.spaces.get(&space);
             // The brk heap is the only mapping that ends within a page.
             let in_pages = samples.and_then(|samples| samples.get(&id)).is_some_and(|live| live.address % PAGE == 0);
             let bytes_unmapped = if in_pages { bytes.next_multiple_of(PAGE) } else { bytes };
-            found.add(LostBlocks { samples: 1, bytes: bytes_unmapped });
+            found.add(&LossBound { samples: 1, sampled_bytes: bytes_unmapped });
             if self.shrink(space, id, bytes, by_ns)
                 && let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id))
             {
@@ -72,9 +73,9 @@ impl Heap {
     }
 
     /// The remaining pieces of sampled mappings from up to `until_ns`: their number and bytes.
-    pub fn mapped_by(&self, space: &ProcessKey, until_ns: u64) -> LostBlocks {
-        let (samples, bytes) = self.mappings.get(space).map_or((0, 0), |pieces| pieces.mapped_by(until_ns));
-        LostBlocks { samples, bytes }
+    pub fn mapped_by(&self, space: &ProcessKey, until_ns: u64) -> LossBound {
+        let (samples, sampled_bytes) = self.mappings.get(space).map_or((0, 0), |pieces| pieces.mapped_by(until_ns));
+        LossBound { samples, sampled_bytes }
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
         heap.unmap(process(1), 6 * SIZE + KEPT, 7 * SIZE, 2_150 * MS);
         heap.unmap(process(1), 2 * SIZE + KEPT, 3 * SIZE, 2_200 * MS);
         let lost = heap.keep_mapped(process(1), &[(0, 4 * SIZE + KEPT), (6 * SIZE, 7 * SIZE)], 2_250 * MS);
-        assert_eq!(lost, LostBlocks { samples: 1, bytes: SIZE - KEPT });
+        assert_eq!(lost, LossBound { samples: 1, sampled_bytes: SIZE - KEPT });
         let now_ns = 2_300 * MS;
         assert_eq!(heap.growth_since(now_ns), Some(2_000 * MS));
         let row = heap.snapshot(now_ns, false).map(|it| (it.row.alloc, it.inuse, it.growth)).next();

@@ -7,6 +7,7 @@ mod operations;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use heapbpf_profile::model::LossBound;
 use sampler_ebpf::abi::FreeRecord;
 
 use self::model::{CELL, Key, Model, Row, Sums, weight_of};
@@ -190,7 +191,7 @@ impl Pair {
         let (lost, unseen) = self.heap.reconcile(samples, after, in_map);
         let keeps = |id: u64| seen.contains(&id) || announced.contains(&id) || bit(outside_map, id) || is_behind(id);
         assert_eq!(lost, self.model.reconcile(&unknown, keeps));
-        assert_eq!(unseen, HashMap::from([(process(1), LostBlocks { samples: 1, bytes: 77 })]));
+        assert_eq!(unseen, HashMap::from([(process(1), LossBound { samples: 1, sampled_bytes: 77 })]));
     }
 
     fn retire(&mut self, ended: u32) {

@@ -8,28 +8,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use heapbpf_profile::model::LossBound;
 use sampler_ebpf::abi::{FreeRecord, ProcessKey};
 
 use super::Heap;
 use crate::event::{Event, decode};
 use crate::sample::Sample;
-
-/// Sampled blocks whose records were lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LostBlocks {
-    /// Number of blocks.
-    pub samples: u64,
-    /// Sum of the bytes requested.
-    pub bytes: u64,
-}
-
-impl LostBlocks {
-    /// Adds the blocks of `other`.
-    pub fn add(&mut self, other: Self) {
-        self.samples = self.samples.saturating_add(other.samples);
-        self.bytes = self.bytes.saturating_add(other.bytes);
-    }
-}
 
 /// Numbers of lost records that a reconciliation found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,7 +68,7 @@ pub(super) struct Reconciliation {
     scan: u8,
     is_open: bool,
     /// Allocations found in the live map after their records were lost, by process.
-    recovered: HashMap<ProcessKey, LostBlocks>,
+    recovered: HashMap<ProcessKey, LossBound>,
 }
 
 impl Reconciliation {
@@ -130,14 +114,14 @@ impl Heap {
         unknown: Vec<Sample>,
         after: AfterCut,
         sample_at: impl Fn(&ProcessKey, u64) -> Option<u64>,
-    ) -> (LostRecords, HashMap<ProcessKey, LostBlocks>) {
+    ) -> (LostRecords, HashMap<ProcessKey, LossBound>) {
         let AfterCut { freed, allocated, mut outside_map, .. } = after;
-        let mut unseen: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+        let mut unseen: HashMap<ProcessKey, LossBound> = HashMap::new();
         for free in freed {
             outside_map.insert(free.sample);
             if !allocated.contains(&free.sample) && !self.knows(&free.space, free.sample) {
                 let blocks = unseen.entry(free.space).or_default();
-                blocks.add(LostBlocks { samples: 1, bytes: free.size_bytes });
+                blocks.add(&LossBound { samples: 1, sampled_bytes: free.size_bytes });
             }
         }
         // A block that was added during the scan may have entered the map after the scan passed its place.
@@ -181,7 +165,7 @@ impl Heap {
         let lost = LostRecords { frees: freed.len() as u64, allocations: unknown.len() as u64 };
         for sample in unknown {
             let recovered = self.reconciliation.recovered.entry(sample.key.process).or_default();
-            recovered.add(LostBlocks { samples: 1, bytes: sample.size_bytes });
+            recovered.add(&LossBound { samples: 1, sampled_bytes: sample.size_bytes });
             self.allocate(sample);
         }
         lost
@@ -193,7 +177,7 @@ impl Heap {
     }
 
     /// Allocations of a process that were found in the live map after their records were lost.
-    pub fn recovered(&self, process: &ProcessKey) -> LostBlocks {
+    pub fn recovered(&self, process: &ProcessKey) -> LossBound {
         self.reconciliation.recovered.get(process).copied().unwrap_or_default()
     }
 }
@@ -253,12 +237,12 @@ mod tests {
         heap.allocate(sample(2, 1, 100, &one));
         assert_eq!(heap.finish_reconciliation(unknown, not_live), LostRecords { frees: 0, allocations: 1 });
         assert_eq!(live_ids(&heap), [1, 2, 3]);
-        assert_eq!(heap.recovered(&process(1)), LostBlocks { samples: 1, bytes: 100 });
+        assert_eq!(heap.recovered(&process(1)), LossBound { samples: 1, sampled_bytes: 100 });
         assert_eq!(heap.estimated().live_samples, 3);
         heap.free(process(1), 3, 0, false);
         assert_eq!(live_ids(&heap), [1, 2]);
         heap.forget_processes(&HashSet::from([process(1)]));
-        assert_eq!(heap.recovered(&process(1)), LostBlocks::default());
+        assert_eq!(heap.recovered(&process(1)), LossBound::default());
     }
 
     #[test]

@@ -3,9 +3,7 @@
 //! thousands of them in the profile.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Add;
 
-use heapbpf_heap::live::LostBlocks;
 use heapbpf_kernel::totals::Counts;
 use heapbpf_profile::model::{LossBound, Losses};
 use sampler_ebpf::abi::{Counters, ProcessKey};
@@ -19,9 +17,9 @@ const SMALLEST_PAGE: u64 = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LostSamples {
     /// Allocations without a record.
-    pub alloc: LostBlocks,
+    pub alloc: LossBound,
     /// Blocks that are not tracked, because the live map was full or the call's result is unknown.
-    pub unfollowed: LostBlocks,
+    pub unfollowed: LossBound,
     /// Bytes of address ranges whose unmapping was not reported.
     pub unmapped_bytes: u64,
     /// Whether any record of an allocation or a free was lost.
@@ -32,7 +30,7 @@ impl LostSamples {
     /// Computes the losses from a process's counters.
     pub fn of(counters: &Counters) -> Self {
         let calls = counters.lost_abandoned + counters.lost_result_unreadable;
-        let blocks = |samples, bytes| LostBlocks { samples, bytes };
+        let blocks = |samples, sampled_bytes| LossBound { samples, sampled_bytes };
         Self {
             alloc: blocks(
                 counters.lost_ring_full + calls,
@@ -58,8 +56,8 @@ impl LostSamples {
     /// Sum with the losses from another set of counters.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
-        self.alloc.add(other.alloc);
-        self.unfollowed.add(other.unfollowed);
+        self.alloc.add(&other.alloc);
+        self.unfollowed.add(&other.unfollowed);
         self.unmapped_bytes = self.unmapped_bytes.saturating_add(other.unmapped_bytes);
         self.records |= other.records;
         self
@@ -69,15 +67,6 @@ impl LostSamples {
 /// Whether records of a process were lost.
 const fn lossy(counters: &Counters) -> bool {
     counters.lost_ring_full + counters.frees_lost + counters.unmaps_lost > 0
-}
-
-/// The bound that these blocks make.
-pub fn bound_of(blocks: LostBlocks) -> LossBound {
-    LossBound { samples: blocks.samples, sampled_bytes: blocks.bytes }
-}
-
-fn less(a: LostBlocks, b: LostBlocks) -> LossBound {
-    LossBound { samples: a.samples.saturating_sub(b.samples), sampled_bytes: a.bytes.saturating_sub(b.bytes) }
 }
 
 /// Losses settled by the last reconciliation with the kernel's live map. Records lost since then are still unsettled.
@@ -129,7 +118,7 @@ impl LossLedger {
         process: &ProcessKey,
         counting: Option<&Counters>,
         ended: LostSamples,
-        mapped_by: impl FnOnce(u64) -> LostBlocks,
+        mapped_by: impl FnOnce(u64) -> LossBound,
     ) -> LossBound {
         let lost_bytes = counting.map(LostSamples::of).unwrap_or_default().with(ended).unmapped_bytes;
         let found = self.found.get(process).copied().unwrap_or_default();
@@ -142,7 +131,7 @@ impl LossLedger {
         };
         let settled = self.base.get(process).is_some_and(|then| then.unmaps_lost == now.unmaps_lost);
         let mapped = mapped_by(if settled { found.until_ns } else { u64::MAX });
-        LossBound { samples: mapped.samples, sampled_bytes: mapped.bytes.min(unexplained) }
+        LossBound { samples: mapped.samples, sampled_bytes: mapped.sampled_bytes.min(unexplained) }
     }
 
     /// Bounds on what a process's figures may lack or wrongly include. `counting`: its counters, if they are still in
@@ -153,12 +142,12 @@ impl LossLedger {
         process: &ProcessKey,
         counting: Option<&Counters>,
         ended: LostSamples,
-        recovered: LostBlocks,
+        recovered: LossBound,
     ) -> Losses {
         let lost = counting.map(LostSamples::of).unwrap_or_default().with(ended);
         let mut losses = Losses {
-            alloc: less(lost.alloc, recovered),
-            inuse_missing: bound_of(lost.unfollowed),
+            alloc: lost.alloc.without(&recovered),
+            inuse_missing: lost.unfollowed,
             peak_unknown: lost.records,
             ..Losses::default()
         };
@@ -197,12 +186,10 @@ impl Exact {
             lost: LostSamples::of(counters),
         }
     }
-}
 
-impl Add for Exact {
-    type Output = Self;
-
-    fn add(self, more: Self) -> Self {
+    /// Sum with other counts.
+    #[must_use]
+    pub fn with(self, more: Self) -> Self {
         Self { bytes: self.bytes + more.bytes, objects: self.objects + more.objects, lost: self.lost.with(more.lost) }
     }
 }
@@ -221,7 +208,7 @@ impl EndedCounts {
         self.total.add(counters);
         if counters.hits() > 0 {
             let line = self.lines.entry(line).or_default();
-            *line = *line + Exact::of(counters);
+            *line = line.with(Exact::of(counters));
         }
     }
 
@@ -262,7 +249,7 @@ mod tests {
     fn without_losses_nothing_is_uncertain() {
         let counters = Counters { sampled: 9, submitted: 8, failed: 1, ..Counters::default() };
         let losses =
-            LossLedger::default().losses(&PROCESS, Some(&counters), LostSamples::default(), LostBlocks::default());
+            LossLedger::default().losses(&PROCESS, Some(&counters), LostSamples::default(), LossBound::default());
         assert!(losses.is_none());
     }
 
@@ -281,7 +268,7 @@ mod tests {
         };
         let mut ledger = LossLedger::default();
         let none = LostSamples::default();
-        let before = ledger.losses(&PROCESS, Some(&lost), none, LostBlocks::default());
+        let before = ledger.losses(&PROCESS, Some(&lost), none, LossBound::default());
         assert_eq!(before.alloc, bound(11, 1007));
         assert_eq!((before.inuse_missing, before.inuse_stale), (bound(13, 1027), bound(4, 400)));
         assert!(before.peak_unknown);
@@ -289,15 +276,15 @@ mod tests {
         ledger.reconciled(14, Counts { processes: [(PROCESS, lost)].into(), ..Counts::default() });
         assert_eq!(ledger.records_lost, 14);
         let later = Counters { frees_lost: 5, frees_lost_bytes: 450, ..lost };
-        let after = ledger.losses(&PROCESS, Some(&later), none, LostBlocks { samples: 6, bytes: 600 });
+        let after = ledger.losses(&PROCESS, Some(&later), none, bound(6, 600));
         assert_eq!(after.alloc, bound(5, 407));
         assert_eq!((after.inuse_missing, after.inuse_stale), (bound(3, 27), bound(1, 50)));
         // Lost mappings are not in the live map, so no reconciliation finds them.
         let mappings = Counters { mappings_lost: 2, mappings_lost_bytes: 8000, ..later };
-        let missing = ledger.losses(&PROCESS, Some(&mappings), none, LostBlocks::default()).inuse_missing;
+        let missing = ledger.losses(&PROCESS, Some(&mappings), none, LossBound::default()).inuse_missing;
         assert_eq!(missing, bound(5, 8027));
         // Its counters have been moved out of the kernel.
-        let ended = ledger.losses(&PROCESS, None, LostSamples::of(&later), LostBlocks { samples: 6, bytes: 600 });
+        let ended = ledger.losses(&PROCESS, None, LostSamples::of(&later), bound(6, 600));
         assert_eq!((ended.alloc, ended.inuse_missing, ended.inuse_stale), (bound(5, 407), bound(3, 27), bound(0, 0)));
     }
 
@@ -305,8 +292,7 @@ mod tests {
     fn mappings_are_uncertain_as_far_as_nothing_explains_lost_unmappings() {
         let lost = Counters { unmaps_lost: 2, unmaps_lost_bytes: 30_000, ..Counters::default() };
         let counts = |counters| Counts { processes: [(PROCESS, counters)].into(), ..Counts::default() };
-        let mapped =
-            |until_ns: u64| LostBlocks { samples: if until_ns < 100 { 3 } else { 9 }, bytes: until_ns.min(50_000) };
+        let mapped = |until_ns: u64| bound(if until_ns < 100 { 3 } else { 9 }, until_ns.min(50_000));
         let none = LostSamples::default();
         let mut ledger = LossLedger::default();
         assert_eq!(ledger.with_lost_unmaps(&counts(lost)), HashSet::from([PROCESS]));

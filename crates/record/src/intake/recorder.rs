@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use heapbpf_heap::event::{Event, decode, decode_crash};
-use heapbpf_heap::live::{Heap, LostBlocks};
+use heapbpf_heap::live::Heap;
 use heapbpf_heap::sample::{Sample, SampleKey};
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::AddressSpace;
 use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
 use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
+use heapbpf_profile::model::LossBound;
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, number_of};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
@@ -66,7 +67,7 @@ pub struct Recorder {
     /// The code of allocators, if the stacks of mappings tell who made them.
     pub allocators: Option<AllocatorCode>,
     /// By process, the sampled mappings of which they do not tell it.
-    undecided: HashMap<ProcessKey, LostBlocks>,
+    undecided: HashMap<ProcessKey, LossBound>,
     unwinder: Unwinder,
     /// Addresses of the stack with an ID that the kernel walked by frame pointers, innermost first; empty if there is
     /// none.
@@ -203,11 +204,12 @@ impl Recorder {
     }
 
     /// Sampled allocations that wait behind the cut, with a time up to `until_ns`: their number and bytes, by process.
-    pub fn allocations_beyond_cut(&self, until_ns: u64) -> HashMap<ProcessKey, LostBlocks> {
-        let mut found: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+    pub fn allocations_beyond_cut(&self, until_ns: u64) -> HashMap<ProcessKey, LossBound> {
+        let mut found: HashMap<ProcessKey, LossBound> = HashMap::new();
         for (_, record) in self.join.queue.beyond().filter(|(time_ns, _)| *time_ns <= until_ns) {
             if let Some(Event::Allocation(record)) = decode(record) {
-                found.entry(record.process).or_default().add(LostBlocks { samples: 1, bytes: record.size_bytes });
+                let block = LossBound { samples: 1, sampled_bytes: record.size_bytes };
+                found.entry(record.process).or_default().add(&block);
             }
         }
         found

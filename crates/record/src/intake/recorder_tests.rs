@@ -137,11 +137,11 @@ fn mappings_count_unless_their_stacks_leave_open_who_made_them() {
     // Code that is in no file is the program's.
     assert_eq!(rows(&mut recorder), [(11, 1, 1), (ANNOUNCED_MMAP, 1, 1), (MMAP, 1, 1)]);
     assert_eq!((recorder.counters.mappings_undecided, recorder.records_taken_in()), (1, 4));
-    assert_eq!(recorder.undecided_mappings(&PROCESS), LostBlocks { samples: 1, bytes: 100 });
+    assert_eq!(recorder.undecided_mappings(&PROCESS), LossBound { samples: 1, sampled_bytes: 100 });
     let pieces = recorder.heap.blocks(&PROCESS, 0).into_iter().filter_map(|block| block.mapping);
     assert_eq!(pieces.collect::<HashSet<_>>(), HashSet::from([2, 4]));
     recorder.forget(&HashSet::from([PROCESS]));
-    assert_eq!(recorder.undecided_mappings(&PROCESS), LostBlocks::default());
+    assert_eq!(recorder.undecided_mappings(&PROCESS), LossBound::default());
 }
 
 #[test]

@@ -2,18 +2,17 @@
 //! neither wait for the event path nor block it.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Add;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use heapbpf_heap::live::{Heap, HeapRow, LiveBlock, LostBlocks};
+use heapbpf_heap::live::{Heap, HeapRow, LiveBlock};
 use heapbpf_heap::sample::SampleKey;
 use heapbpf_host::Host;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::NO_USER;
 use heapbpf_kernel::totals::Counts;
-use heapbpf_profile::model::{Losses, Module, Process, RowKey};
+use heapbpf_profile::model::{LossBound, Losses, Module, Process, RowKey};
 use heapbpf_symbols::runtime_functions::is_of_runtime;
 use heapbpf_unwind::image::ModuleFiles;
 use sampler_ebpf::abi::ProcessKey;
@@ -23,7 +22,7 @@ use super::jit_code::JitCode;
 use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::attaching::probes::Attaching;
-use crate::intake::losses::{EndedCounts, Exact, LossLedger, bound_of};
+use crate::intake::losses::{EndedCounts, Exact, LossLedger};
 use crate::intake::recorder::Recorder;
 
 /// The parts of a session that a snapshot is made from.
@@ -39,9 +38,9 @@ pub struct Parts<'a> {
     /// Exact counts of processes that are still in the kernel's maps.
     pub counts: &'a Counts,
     /// Upper bound, by process, of what `counts` include from after the moment of the snapshot.
-    pub slack: &'a HashMap<ProcessKey, LostBlocks>,
+    pub slack: &'a HashMap<ProcessKey, LossBound>,
     /// Upper bound, by process, of what was in use at that moment without a record of it.
-    pub unseen: &'a HashMap<ProcessKey, LostBlocks>,
+    pub unseen: &'a HashMap<ProcessKey, LossBound>,
     /// Bounds on the effect of lost records.
     pub ledger: &'a LossLedger,
     /// Exact counts of exited processes.
@@ -134,27 +133,23 @@ impl Parts<'_> {
             .map(|key| {
                 // Add both: a thread may end after the process's other counts were taken out of the kernel.
                 let counting = self.counts.processes.get(key).map(Exact::of);
-                let exact = self.ended.get(key).into_iter().chain(counting).reduce(Exact::add);
+                let exact = self.ended.get(key).into_iter().chain(counting).reduce(Exact::with);
                 let exact = exact.or_else(|| self.also.contains(key).then(Exact::default));
                 let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, exact);
                 let ended = self.ended.get(key).unwrap_or_default().lost;
                 let slack = self.slack.get(key).copied().unwrap_or_default();
                 let unseen = self.unseen.get(key).copied().unwrap_or_default();
                 let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
-                losses.inuse_missing.add(&bound_of(unseen));
-                let undecided = bound_of(self.recorder.undecided_mappings(key));
+                losses.inuse_missing.add(&unseen);
+                let undecided = self.recorder.undecided_mappings(key);
                 losses.alloc.add(&undecided);
                 losses.inuse_missing.add(&undecided);
                 let mapped_by = |until_ns| heap.mapped_by(key, until_ns);
                 losses.weights_unproven = self.recorder.announced.is_inconsistent(key);
                 let counting = self.counts.processes.get(key);
                 losses.inuse_stale.add(&self.ledger.stale_mappings(key, counting, ended, mapped_by));
-                Process {
-                    inuse_unknown: process.inuse_unknown || heap.is_untracked(key),
-                    losses,
-                    slack: bound_of(slack),
-                    ..process
-                }
+                let inuse_unknown = process.inuse_unknown || heap.is_untracked(key);
+                Process { inuse_unknown, losses, slack, ..process }
             })
             .collect();
         Content { keys, processes, rows, measured: Vec::new(), facts: gather.finish(self.host) }

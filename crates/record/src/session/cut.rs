@@ -6,11 +6,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use heapbpf_heap::live::{AfterCut, LostBlocks};
+use heapbpf_heap::live::AfterCut;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::priority::RaisedPriority;
 use heapbpf_kernel::totals::Counts;
-use heapbpf_profile::model::Unread;
+use heapbpf_profile::model::{LossBound, Unread};
 use heapbpf_remote::Maps;
 use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
@@ -21,7 +21,7 @@ use crate::intake::lives::{Census, End};
 use crate::intake::losses::LossLedger;
 
 /// Sampled blocks, by process.
-pub(super) type Blocks = HashMap<ProcessKey, LostBlocks>;
+pub(super) type Blocks = HashMap<ProcessKey, LossBound>;
 
 /// A moment of the recording, and the figures at that moment.
 #[derive(Clone)]
@@ -95,8 +95,8 @@ impl Reading {
             let then = self.before.processes.get(process).copied().unwrap_or_default();
             let counts = |it: &Counters| [(it.unmaps_lost, it.unmaps_lost_bytes), (it.frees_lost, it.frees_lost_bytes)];
             for (now, then) in counts(now).into_iter().zip(counts(&then)).filter(|(now, then)| now.0 > then.0) {
-                let blocks = LostBlocks { samples: now.0 - then.0, bytes: now.1.saturating_sub(then.1) };
-                lost.entry(*process).or_default().add(blocks);
+                let blocks = LossBound { samples: now.0 - then.0, sampled_bytes: now.1.saturating_sub(then.1) };
+                lost.entry(*process).or_default().add(&blocks);
             }
         }
         lost
@@ -318,7 +318,7 @@ impl Session {
             ranges.sort_unstable();
             let found = self.recorder.heap.keep_mapped(space, &ranges, cut_ns);
             self.recorder.counters.mappings_reconciled += found.samples;
-            self.cuts.ledger.found_unmapped(space, found.bytes, cut_ns);
+            self.cuts.ledger.found_unmapped(space, found.sampled_bytes, cut_ns);
         }
     }
 
@@ -352,7 +352,7 @@ impl Session {
         let sample_at = |space: &ProcessKey, address| Some(entries.get(LiveKey { space: *space, address })?.sample);
         let (found, freed) = self.recorder.heap.reconcile(samples, after_cut, sample_at);
         for (space, blocks) in freed {
-            unseen.entry(space).or_default().add(blocks);
+            unseen.entry(space).or_default().add(&blocks);
         }
         self.recorder.counters.frees_reconciled += found.frees;
         self.recorder.counters.allocations_reconciled += found.allocations;

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{LostBlocks, LostRecords, PAGE, PEAK_STEP};
+use heapbpf_profile::model::LossBound;
+
+use super::super::{LostRecords, PAGE, PEAK_STEP};
 use crate::sample::Sample;
 
 /// Bytes of a cell. Mappings begin and end on cell boundaries. A page has several cells, because the `brk` heap ends
@@ -108,7 +110,7 @@ pub struct Model {
     pub since: BTreeMap<u32, u64>,
     /// Space, sample and address of blocks that were sampled while frees were not tracked.
     pub ignored: Vec<(u32, u64, u64)>,
-    pub recovered: BTreeMap<u32, LostBlocks>,
+    pub recovered: BTreeMap<u32, LossBound>,
     rows: BTreeMap<Key, Row>,
     /// By space and cell number.
     cells: BTreeMap<(u32, u64), Cell>,
@@ -208,14 +210,15 @@ impl Model {
         block.size_bytes == 0
     }
 
-    pub fn keep_mapped(&mut self, space: u32, ranges: &[(u64, u64)], until_ns: u64) -> LostBlocks {
+    pub fn keep_mapped(&mut self, space: u32, ranges: &[(u64, u64)], until_ns: u64) -> LossBound {
         let is_kept = |at: u64| ranges.iter().any(|(start, end)| (*start..*end).contains(&at));
         let gone = self.take_cells(space, until_ns, |at| !is_kept(at));
         self.rising &= gone.is_empty();
-        let mut found = LostBlocks::default();
+        let mut found = LossBound::default();
         for (sample, bytes) in gone {
             let in_pages = self.live.get(&(space, sample)).is_some_and(|block| block.address % PAGE == 0);
-            found.add(LostBlocks { samples: 1, bytes: if in_pages { bytes.next_multiple_of(PAGE) } else { bytes } });
+            let sampled_bytes = if in_pages { bytes.next_multiple_of(PAGE) } else { bytes };
+            found.add(&LossBound { samples: 1, sampled_bytes });
             if self.shrink(space, sample, bytes) {
                 self.live.remove(&(space, sample));
             }
@@ -223,12 +226,12 @@ impl Model {
         found
     }
 
-    pub fn mapped_by(&self, space: u32, until_ns: u64) -> LostBlocks {
+    pub fn mapped_by(&self, space: u32, until_ns: u64) -> LossBound {
         let cells = self.cells.range((space, 0)..=(space, u64::MAX));
         let mapped: Vec<(u64, u64)> =
             cells.filter(|(_, cell)| cell.since_ns <= until_ns).map(|((_, at), cell)| (*at, cell.sample)).collect();
         let pieces = runs(&mapped);
-        LostBlocks { samples: pieces.len() as u64, bytes: pieces.iter().map(|(_, bytes)| bytes).sum() }
+        LossBound { samples: pieces.len() as u64, sampled_bytes: pieces.iter().map(|(_, bytes)| bytes).sum() }
     }
 
     /// Takes all blocks of a space.
@@ -309,7 +312,7 @@ impl Model {
         let frees = self.live.extract_if(.., |(_, id), block| !block.mapped && !keeps(*id)).count() as u64;
         for (sample, stack) in &unknown {
             let recovered = self.recovered.entry(sample.key.process.tgid).or_default();
-            recovered.add(LostBlocks { samples: 1, bytes: sample.size_bytes });
+            recovered.add(&LossBound { samples: 1, sampled_bytes: sample.size_bytes });
             self.allocate(sample, *stack);
         }
         LostRecords { frees, allocations: unknown.len() as u64 }

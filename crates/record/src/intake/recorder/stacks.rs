@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use heapbpf_heap::event::{decode_python, decode_python_code, decode_stack};
-use heapbpf_heap::live::LostBlocks;
 use heapbpf_host::Host;
 use heapbpf_host::mappings::{AtTime, ModuleId};
 use heapbpf_host::modules::ModuleKind;
 use heapbpf_kernel::rings::Ring;
+use heapbpf_profile::model::LossBound;
 use heapbpf_unwind::dwarf::{Capture, CopyEnd, Flaws};
 use heapbpf_unwind::frame_pointer;
 use heapbpf_unwind::image::ModuleFiles as _;
@@ -176,14 +176,14 @@ impl Recorder {
             Maker::Undecided => {
                 self.counters.mappings_undecided += 1;
                 let blocks = self.undecided.entry(record.process).or_default();
-                blocks.add(LostBlocks { samples: 1, bytes: record.size_bytes });
+                blocks.add(&LossBound { samples: 1, sampled_bytes: record.size_bytes });
             }
         }
         true
     }
 
     /// Sampled mappings of a process that do not count because it is not known who made them.
-    pub fn undecided_mappings(&self, process: &ProcessKey) -> LostBlocks {
+    pub fn undecided_mappings(&self, process: &ProcessKey) -> LossBound {
         self.undecided.get(process).copied().unwrap_or_default()
     }
 
