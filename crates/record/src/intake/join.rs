@@ -15,9 +15,9 @@ use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::stack_kind;
 
 /// Records on their way from the ring to the heap. Times are CLOCK_MONOTONIC.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RecordQueue {
-    /// Records that are not sorted yet, in the ring's order.
+    /// Records that are not due yet. Those of equal time are in the ring's order.
     incoming: Vec<(u64, Bytes)>,
     /// Records up to the watermark, in order of time.
     ordered: VecDeque<(u64, Bytes)>,
@@ -25,13 +25,7 @@ pub struct RecordQueue {
     mark: Option<(u64, u64)>,
     watermark_ns: u64,
     /// Upper limit of the watermark.
-    cut_ns: u64,
-}
-
-impl Default for RecordQueue {
-    fn default() -> Self {
-        Self { incoming: Vec::new(), ordered: VecDeque::new(), mark: None, watermark_ns: 0, cut_ns: u64::MAX }
-    }
+    cut_ns: Option<u64>,
 }
 
 impl RecordQueue {
@@ -50,42 +44,27 @@ impl RecordQueue {
     /// mark's time.
     pub fn has_read_up_to(&mut self, position: u64) {
         let Some((time_ns, _)) = self.mark.take_if(|(_, marked)| *marked <= position) else { return };
-        self.watermark_ns = self.watermark_ns.max(time_ns.min(self.cut_ns));
-        self.order();
-    }
-
-    /// Sorts the incoming records up to the watermark.
-    fn order(&mut self) {
-        let watermark_ns = self.watermark_ns;
-        let is_due = |(time_ns, _): &(u64, Bytes)| *time_ns <= watermark_ns;
-        let mut due = if self.incoming.iter().all(is_due) {
-            std::mem::take(&mut self.incoming)
-        } else {
-            let (due, later) = std::mem::take(&mut self.incoming).into_iter().partition(is_due);
-            self.incoming = later;
-            due
-        };
+        self.watermark_ns = self.watermark_ns.max(time_ns.min(self.cut_ns.unwrap_or(u64::MAX)));
         // The sort is stable: records of equal time keep the ring's order.
-        if !due.is_sorted_by_key(|(time_ns, _)| *time_ns) {
-            due.sort_by_key(|(time_ns, _)| *time_ns);
-        }
-        self.ordered.extend(due);
+        self.incoming.sort_by_key(|(time_ns, _)| *time_ns);
+        let due = self.incoming.partition_point(|(time_ns, _)| *time_ns <= self.watermark_ns);
+        self.ordered.extend(self.incoming.drain(..due));
     }
 
     /// Sets a cut: from here on, no record later than this time is handed out. The time must not be before the current
     /// watermark; the present time never is.
     pub fn cut_at(&mut self, time_ns: u64) {
-        self.cut_ns = time_ns;
+        self.cut_ns = Some(time_ns);
     }
 
     /// Ends the cut: records after it are handed out again.
     pub fn end_cut(&mut self) {
-        self.cut_ns = u64::MAX;
+        self.cut_ns = None;
     }
 
     /// Whether all records up to the cut, and none after it, have been handed out.
     pub fn is_at_cut(&self) -> bool {
-        self.watermark_ns == self.cut_ns && self.ordered.is_empty()
+        self.cut_ns == Some(self.watermark_ns) && self.ordered.is_empty()
     }
 
     /// Time up to which all records have been handed out.

@@ -180,10 +180,8 @@ impl ExitedProcesses {
 
     /// Takes the processes whose counts are due: those whose end was reported by `before_ns`.
     pub(super) fn take_due(&mut self, before_ns: u64) -> Vec<ProcessKey> {
-        let (due, later): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.uncounted).into_iter().partition(|(_, at_ns)| *at_ns <= before_ns);
-        self.uncounted = later;
-        due.into_iter().map(|(process, _)| process).collect()
+        let due = self.uncounted.extract_if(.., |(_, at_ns)| *at_ns <= before_ns);
+        due.map(|(process, _)| process).collect()
     }
 
     /// Puts processes back whose counts could not be taken: they are due at once.
