@@ -172,13 +172,12 @@ impl Attaching {
 
     /// Handles a process that is not hooked inline: it keeps its probes, if these see anything of it.
     fn is_refused(&mut self, pid: u32, refused: &Refused) {
-        let why = refused.to_string();
         if refused.blinds_probes() {
             let since_ns = if self.is_starting { 0 } else { monotonic_ns() };
-            self.standing.note(pid, Err(why.clone()));
-            self.note_unseen(pid, since_ns, &format!("it is not recorded: {why}"));
+            self.standing.note(pid, Err(refused.to_string()));
+            self.note_unseen(pid, since_ns, "it is not recorded: ", refused);
         } else {
-            self.stays_probed(pid, &why);
+            self.stays_probed(pid, &refused.to_string());
         }
     }
 

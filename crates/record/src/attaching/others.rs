@@ -40,6 +40,8 @@ pub struct OthersHooks {
     least_pause_ns: u64,
     /// Names of the targets that probes did not see for a while.
     names: BTreeMap<u32, String>,
+    /// Whether another recording was found to count a target from inside.
+    pub(crate) have_hooked: bool,
     /// How to see what the other recording counts, if it is a service: the end of a message.
     pub(crate) service: String,
 }
@@ -142,7 +144,7 @@ impl Attaching {
             self.others.watch(pid, monotonic_ns());
             if let Err(why) = left {
                 let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be removed: " };
-                self.note_unseen(pid, 0, &format!("{what}{why}"));
+                self.note_unseen(pid, 0, what, &why);
             }
         }
     }
@@ -163,7 +165,7 @@ impl Attaching {
         // Code that this recording mapped and could not use is still there.
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
-            self.note_unseen(pid, since_ns, &Refused::Hooked.to_string());
+            self.note_unseen(pid, since_ns, "", &Refused::Hooked);
         } else {
             self.others.watch(pid, since_ns);
         }
@@ -217,7 +219,7 @@ impl Attaching {
             if code == Some(Code::InPlace) && self.targets.is_hidden(pid) {
                 self.targets.hidden_since(pid, looked_ns);
             } else if code == Some(Code::InPlace) {
-                self.note_unseen(pid, looked_ns, &Refused::Hooked.to_string());
+                self.note_unseen(pid, looked_ns, "", &Refused::Hooked);
             } else if self.targets.seen_again(pid, monotonic_ns()) {
                 log::info!("process {pid}: no other recording hooks it inline any more; its calls are counted again");
                 is_any_seen = true;
@@ -245,8 +247,9 @@ impl Attaching {
         hidden.filter(is_target).collect()
     }
 
-    /// Notes that probes have not seen a target since a given time (CLOCK_MONOTONIC), and reports it.
-    pub(super) fn note_unseen(&mut self, pid: u32, since_ns: u64, why: &str) {
+    /// Notes that probes have not seen a target since a given time (CLOCK_MONOTONIC), and reports it. `what`: the
+    /// report's words before the reason.
+    pub(super) fn note_unseen(&mut self, pid: u32, since_ns: u64, what: &str, why: &Refused) {
         let is_known = self.targets.is_hidden(pid);
         self.targets.hidden_since(pid, since_ns);
         self.others.watch(pid, monotonic_ns());
@@ -254,9 +257,10 @@ impl Attaching {
         if is_known {
             return;
         }
+        self.others.have_hooked |= matches!(why, Refused::Hooked);
         let comm = comm_of(pid);
         let service = if self.global { String::new() } else { service::pointer_to(pid) };
-        let why = format!("process {pid} ({comm}): {why}{service}");
+        let why = format!("process {pid} ({comm}): {what}{why}{service}");
         if !service.is_empty() {
             self.others.service = service;
         }

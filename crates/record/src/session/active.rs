@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use heapbpf_attach::inline::{InlineHooks, Refused};
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::limits::links_need_admin;
 use heapbpf_host::own_memory::give_memory_back;
@@ -305,8 +305,9 @@ impl ActiveRecording {
             bail!("{nobody}, and none did so far: no profile is written");
         }
         let may_be_empty = self.session.plan.keeps_running || !self.session.plan.targets.command.is_empty();
-        if !may_be_empty && is_counted_by_others(&made.profile) {
-            let service = &self.session.attaching.others.service;
+        let others = &self.session.attaching.others;
+        if !may_be_empty && others.have_hooked && is_unseen(&made.profile) {
+            let service = &others.service;
             bail!("nothing was recorded, because another recording counts every target from inside{service}");
         }
         self.report_command();
@@ -336,15 +337,13 @@ impl ActiveRecording {
     }
 }
 
-/// Whether nothing was recorded because another recording counted every target from inside.
-fn is_counted_by_others(profile: &Profile) -> bool {
+/// Whether nothing was recorded because probes saw no target.
+fn is_unseen(profile: &Profile) -> bool {
     // Another recording may have come a moment later than this one.
     let most = |process: &Process| if process.inuse_unknown { 0.01 } else { 0.0 };
     let is_hidden = |process: &Process| process.was_unseen() && process.coverage <= most(process);
     let is_all = !profile.processes.is_empty() && profile.processes.iter().all(is_hidden);
-    let is_nothing = is_all && profile.rows.is_empty() && profile.idle.is_empty();
-    let hooked = Refused::Hooked.to_string();
-    is_nothing && profile.notes.iter().any(|note| note.contains(&hooked))
+    is_all && profile.rows.is_empty() && profile.idle.is_empty()
 }
 
 /// Time until the next turn, unless something wakes the loop earlier. `behind`: the last turn left records in the
@@ -422,16 +421,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_recording_of_which_others_count_every_target_is_empty() {
+    fn only_a_recording_of_which_probes_see_no_target_is_empty() {
         let missing = vec![Missing::unseen()];
         let hidden = Process { missing, inuse_unknown: true, coverage: 0.0, ..Process::default() };
         let mut profile = Profile::new(Header::new(1, Criterion::Bytes));
-        profile.notes.push(format!("process 7 (x): {}", Refused::Hooked));
-        assert!(!is_counted_by_others(&profile), "there are no targets");
+        assert!(!is_unseen(&profile), "there are no targets");
         profile.processes.push(hidden.clone());
-        assert!(is_counted_by_others(&profile));
+        assert!(is_unseen(&profile));
         profile.processes.push(Process { coverage: 0.005, ..hidden.clone() });
-        assert!(is_counted_by_others(&profile));
+        assert!(is_unseen(&profile));
         for other in [
             Process { coverage: 0.005, inuse_unknown: false, ..hidden.clone() },
             Process { coverage: 0.5, ..hidden.clone() },
@@ -439,10 +437,8 @@ mod tests {
         ] {
             let mut profile = profile.clone();
             profile.processes.push(other);
-            assert!(!is_counted_by_others(&profile), "{:?}", profile.processes);
+            assert!(!is_unseen(&profile), "{:?}", profile.processes);
         }
-        profile.notes.clear();
-        assert!(!is_counted_by_others(&profile), "it has another reason");
     }
 
     #[test]
