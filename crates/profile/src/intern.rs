@@ -9,6 +9,23 @@ use indexmap::IndexSet;
 
 use super::model::{Frame, Profile, Stack};
 
+/// Distinct texts by number, in the order of their first use. Number 0 is the empty text.
+#[derive(Debug)]
+pub(crate) struct Strings(pub(crate) IndexSet<String>);
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self(IndexSet::from([String::new()]))
+    }
+}
+
+impl Strings {
+    /// The number of a text.
+    pub(crate) fn id<N: From<u32>>(&mut self, text: &str) -> N {
+        N::from(self.0.get_index_of(text).unwrap_or_else(|| self.0.insert_full(text.to_owned()).0) as u32)
+    }
+}
+
 /// The distinct frames and stacks of a profile, in the order of their first use.
 #[derive(Debug)]
 pub struct Interned<'a> {

@@ -6,11 +6,11 @@
 use std::io;
 use std::time::UNIX_EPOCH;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexMap;
 use prost::Message as _;
 
 use super::{FormatError, WriteOptions};
-use crate::intern::Interned;
+use crate::intern::{Interned, Strings};
 use crate::model::{Frame, Profile};
 use crate::naming::frame_name;
 use crate::proto::perfetto as proto;
@@ -105,50 +105,43 @@ fn process_tree(profile: &Profile) -> proto::ProcessTree {
     proto::ProcessTree { processes: profile.processes.iter().map(process).collect() }
 }
 
-/// Interned strings, mappings and frames; ids are indices plus one.
+/// Interned strings, mappings and frames. Ids of mappings and frames are indices plus one.
 fn names(profile: &Profile, interned: &Interned) -> proto::InternedData {
     let (mut functions, mut sources, mut paths, mut build_ids) =
         (Strings::default(), Strings::default(), Strings::default(), Strings::default());
     let mapping = |(module, iid): (&crate::model::Module, u64)| proto::Mapping {
         iid,
-        build_id: module.build_id.as_deref().map_or(0, |id| build_ids.iid(&units::hex(id))),
+        build_id: module.build_id.as_deref().map_or(0, |id| build_ids.id(&units::hex(id))),
         start: module.start,
         end: module.end,
-        path_string_ids: module.path.split('/').filter(|part| !part.is_empty()).map(|part| paths.iid(part)).collect(),
+        path_string_ids: module.path.split('/').filter(|part| !part.is_empty()).map(|part| paths.id(part)).collect(),
         exact_offset: module.file_offset,
     };
     let mappings: Vec<proto::Mapping> = profile.modules.iter().zip(1..).map(mapping).collect();
     let frame = |(frame, iid): (&&Frame, u64)| proto::Frame {
         iid,
-        function_name_id: functions.iid(&frame_name(profile, frame)),
+        function_name_id: functions.id(&frame_name(profile, frame)),
         mapping_id: frame.module.filter(|&module| module < mappings.len()).map_or(0, |module| module as u64 + 1),
         rel_pc: frame.file_offset.unwrap_or(frame.address),
-        source_path_iid: frame.file.as_deref().map(|file| sources.iid(file)),
+        source_path_iid: frame.file.as_deref().map(|file| sources.id(file)),
         line_number: frame.line,
     };
     let frames = interned.frames.iter().zip(1..).map(frame).collect();
     proto::InternedData {
-        function_names: functions.into_table(),
+        function_names: table(functions),
         frames,
         callstacks: Vec::new(),
-        build_ids: build_ids.into_table(),
-        mapping_paths: paths.into_table(),
-        source_paths: sources.into_table(),
+        build_ids: table(build_ids),
+        mapping_paths: table(paths),
+        source_paths: table(sources),
         mappings,
     }
 }
 
-#[derive(Default)]
-struct Strings(IndexSet<String>);
-
-impl Strings {
-    fn iid(&mut self, text: &str) -> u64 {
-        self.0.get_index_of(text).unwrap_or_else(|| self.0.insert_full(text.to_owned()).0) as u64 + 1
-    }
-
-    fn into_table(self) -> Vec<proto::InternedString> {
-        self.0.into_iter().zip(1..).map(|(text, iid)| proto::InternedString { iid, str: text.into_bytes() }).collect()
-    }
+/// Interned strings without the empty one, whose id stands for none.
+fn table(strings: Strings) -> Vec<proto::InternedString> {
+    let string = |(text, iid): (String, u64)| proto::InternedString { iid, str: text.into_bytes() };
+    strings.0.into_iter().zip(0..).skip(1).map(string).collect()
 }
 
 /// The heap of each process: what it allocated since the start, and how much of that was freed.

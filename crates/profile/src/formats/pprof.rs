@@ -11,7 +11,7 @@ use super::{FormatError, WriteOptions};
 use crate::escape::escaped;
 use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN, exact};
 use crate::group::process_name;
-use crate::intern::Interned;
+use crate::intern::{Interned, Strings};
 use crate::loss_comment;
 use crate::model::{Criterion, Frame, LossBound, Losses, Module, Process, Profile, Row, Unread};
 use crate::naming;
@@ -52,7 +52,7 @@ pub(super) struct Encoded {
 
 pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     let interned = Interned::for_viewers(profile);
-    let mut strings = Strings(IndexSet::from([String::new()]));
+    let mut strings = Strings::default();
     let mut locations = Locations::new(profile, &mut strings);
     let (held, columns_of): (Vec<Value>, Vec<Value>) = Value::shown_of(profile).iter().partition(|it| it.is_at_exit());
     let values = [columns_of.as_slice(), &held].concat();
@@ -114,7 +114,8 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
         mapping: locations.mappings,
         location: locations.locations,
         function: (1..).zip(locations.functions).map(function).collect(),
-        string_table: strings.into_table(),
+        // `go tool pprof` prints names as they are.
+        string_table: strings.0.iter().map(|text| escaped(text).into_owned()).collect(),
         keep_frames: 0,
     };
     Encoded { message, process_of_sample, at_exit, values }
@@ -270,20 +271,6 @@ fn losses(profile: &Profile, has_few: bool) -> Vec<String> {
     });
     lines.extend(loss_comment::written("of other processes", &losses, &slack));
     lines
-}
-
-/// The string table, whose first string is empty.
-struct Strings(IndexSet<String>);
-
-impl Strings {
-    fn id(&mut self, text: &str) -> i64 {
-        self.0.get_index_of(text).unwrap_or_else(|| self.0.insert_full(text.to_owned()).0) as i64
-    }
-
-    /// `go tool pprof` prints names as they are, so they are escaped here.
-    fn into_table(self) -> Vec<String> {
-        self.0.iter().map(|text| escaped(text).into_owned()).collect()
-    }
 }
 
 /// Mappings, functions and locations, in the order of their first use.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use indexmap::IndexSet;
 use serde::Serialize;
 
+use crate::intern::Strings;
 use crate::model::{Frame, Profile};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
 use crate::origin::FrameRules;
@@ -52,7 +53,7 @@ pub(super) struct Frames {
 /// Texts, functions and frames of a page, each once.
 #[derive(Default)]
 pub(super) struct Names {
-    pub(super) strings: IndexSet<String>,
+    pub(super) strings: Strings,
     pub(super) functions: Functions,
     pub(super) frames: Frames,
     /// Names of functions, as numbers of texts.
@@ -63,21 +64,11 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new() -> Self {
-        let mut names = Self::default();
-        names.text("");
-        names
-    }
-
-    pub(super) fn text(&mut self, text: &str) -> u32 {
-        self.strings.get_index_of(text).unwrap_or_else(|| self.strings.insert_full(text.to_owned()).0) as u32
-    }
-
     fn function(&mut self, name: &str, is_named: bool) -> u32 {
-        let text = self.text(name);
+        let text = self.strings.id(name);
         let (id, is_new) = self.named.insert_full(text);
         if is_new {
-            let short = if is_named { self.text(&short_function(name)) } else { text };
+            let short = if is_named { self.strings.id(&short_function(name)) } else { text };
             self.functions.name.push(text);
             self.functions.short.push(short);
             self.functions.allocator.push(u8::from(is_named && is_allocator_function(name)));
@@ -90,9 +81,9 @@ impl Names {
     pub(super) fn call(&mut self, name: &str, is_named: bool, place: &Place<'_>) -> u32 {
         let call = Call {
             function: self.function(name, is_named),
-            file: self.text(place.file),
+            file: self.strings.id(place.file),
             line: place.line,
-            module: self.text(base_name(place.module)),
+            module: self.strings.id(base_name(place.module)),
             inlined: place.inlined,
         };
         let (id, is_new) = self.calls.insert_full(call);

@@ -61,7 +61,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         ..DiffOptions::default()
     };
     let Diff { mut totals, stacks, notes, confidence, false_discovery_rate, .. } = diff(before, after, &options);
-    let mut names = Names::new();
+    let mut names = Names::default();
     let mut groups: IndexSet<String> = IndexSet::new();
     let chains: Vec<Chain> = stacks
         .iter()
@@ -93,7 +93,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         notes,
         groups,
         rows: order.iter().map(|&index| Row::of(&stacks[index].figures)).collect(),
-        strings: names.strings.into_iter().collect(),
+        strings: names.strings.0.into_iter().collect(),
         functions: names.functions,
         frames: names.frames,
         stacks: columns,

@@ -43,7 +43,7 @@ pub fn kept_data(
     confidence: f64,
 ) -> KeptData {
     const VALUE: Value = Value::InuseSpace;
-    let mut names = Names::new();
+    let mut names = Names::default();
     let mut groups = GroupNames::new(profile, GroupBy::Program);
     let (chains, of_row) = chains(profile, &mut names, &mut groups);
     let stacks = pooled(profile, &of_row, chains.len());
@@ -67,7 +67,7 @@ pub fn kept_data(
         left_out,
         column: Column::of(profile, &pools, VALUE, confidence),
         groups: groups.names.into_iter().collect(),
-        strings: names.strings.into_iter().collect(),
+        strings: names.strings.0.into_iter().collect(),
         functions: names.functions,
         frames: names.frames,
         stacks: columns,

@@ -66,7 +66,7 @@ struct MadeFrom {
 impl Layout {
     /// Lays out the stacks of a profile. Beyond [`MOST_STACKS`], those with the smallest `shown` are left out.
     pub(super) fn new(profile: &Profile, by: GroupBy, shown: Value) -> Self {
-        let mut names = Names::new();
+        let mut names = Names::default();
         let mut groups = GroupNames::new(profile, by);
         let (mut chains, of_row) = chains(profile, &mut names, &mut groups);
         let group_of_row = of_row.iter().map(|&chain| chains[chain as usize].group).collect();
@@ -82,7 +82,7 @@ impl Layout {
         (0..).zip(&order).for_each(|(place, &chain)| place_of[numbers[chain]] = Some(place));
         Self {
             left_out,
-            strings: raw(&names.strings.iter().collect::<Vec<_>>()),
+            strings: raw(&names.strings.0.iter().collect::<Vec<_>>()),
             functions: raw(&names.functions),
             frames: raw(&names.frames),
             stacks: raw(&stacks),
@@ -218,7 +218,7 @@ pub(super) fn chains<'a>(
     let mut known: HashMap<(u32, u32, u32), u32, RandomState> = HashMap::default();
     let mut chains: Vec<Chain> = Vec::new();
     let of_row = profile.rows.iter().zip(&interned.stack_of_row).map(|(row, &stack)| {
-        let cut = row.key.stack.cut.as_deref().map_or(0, |reason| names.text(reason));
+        let cut = row.key.stack.cut.as_deref().map_or(0, |reason| names.strings.id(reason));
         let (number, frames) = &stacks[stack as usize];
         let group = groups.of(row);
         *known.entry((group, cut, *number)).or_insert_with(|| {
