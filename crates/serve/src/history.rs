@@ -16,7 +16,7 @@ use heapbpf_profile::value::Value;
 use heapbpf_record::requests::FinishedProfile;
 use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::kept::KeptHistory;
 use super::page::{CONFIDENCE, ClientView};
@@ -39,12 +39,16 @@ const ENTRY_BYTES: usize = 32;
 const MOST_PROGRAMS: usize = 50;
 
 /// Figures of one or several processes, in bytes. NaN stands for what is not known.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Figures {
+    #[serde(with = "whole_bytes")]
     inuse: f64,
+    #[serde(with = "whole_bytes")]
     low: f64,
+    #[serde(with = "whole_bytes")]
     high: f64,
     /// What was allocated since the start of the recording.
+    #[serde(with = "whole_bytes")]
     alloc: f64,
     /// Whether `alloc` is known to be an exact total. Otherwise it is an estimate.
     counted: bool,
@@ -422,6 +426,19 @@ impl Past {
 /// A figure in whole bytes, if it is known.
 fn bytes(figure: f64) -> Option<i64> {
     figure.is_finite().then(|| figure.round() as i64)
+}
+
+/// A figure on disk: whole bytes, or nothing if it is not known.
+mod whole_bytes {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(figure: &f64, to: S) -> Result<S::Ok, S::Error> {
+        super::bytes(*figure).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::<i64>::deserialize(from)?.map_or(f64::NAN, |bytes| bytes as f64))
+    }
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ struct Cost {
 }
 
 /// Which processes a client sees.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClientView {
     /// What the client may see.
     pub scope: Filter,
@@ -64,7 +64,8 @@ pub struct ClientView {
 }
 
 impl ClientView {
-    fn of<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
+    /// What the client sees of a profile.
+    pub fn of<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         shown(profile, &self.scope, &self.filter)
     }
 

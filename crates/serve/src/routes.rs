@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use bytes::Bytes;
 use flate2::read::GzDecoder;
-use heapbpf_access::filter::{Filter, shown};
+use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::{Parameters, ProfileFormat, taken};
 use heapbpf_access::tokens::Tokens;
 use heapbpf_profile::formats::by_name;
@@ -253,15 +253,10 @@ impl ServerState {
         let slot = self.permit(client.token)?;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
         self.keep(&shared);
-        let wanted = EncodingKey {
-            scope: client.scope.clone(),
-            filter: filter.clone(),
-            first: PAGE,
-            format: ProfileFormat::default(),
-        };
+        let seen = ClientView { scope: client.scope, filter };
+        let wanted = EncodingKey { seen: seen.clone(), first: PAGE, format: ProfileFormat::default() };
         let cell = shared.encoding(&wanted);
-        let (now, moments, seen) = (shared.clone(), self.moments.times(), ClientView { scope: client.scope, filter });
-        let state = Arc::clone(self);
+        let (now, moments, state) = (shared.clone(), self.moments.times(), Arc::clone(self));
         let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts)?);
         let encoded = cell.get_or_try_init(|| encoding(&slot, data));
         json(&slot, encoded.await?.clone(), headers).await
@@ -374,7 +369,8 @@ impl ServerState {
         }
         let slot = self.permit(client.token)?;
         let [before, after] = self.moments_at(times)?;
-        let wanted = EncodingKey { scope: client.scope, filter, first: INUSE_SPACE, format };
+        let seen = ClientView { scope: client.scope, filter };
+        let wanted = EncodingKey { seen, first: INUSE_SPACE, format };
         let bytes = encoding(&slot, move || encode_difference(&before.made, &after.made, &wanted)).await?;
         Ok(file("heap.pb.gz", bytes))
     }
@@ -406,7 +402,7 @@ impl ServerState {
             ProfileFormat::Json => Detail::Lifetimes,
             ProfileFormat::Totals => Detail::Totals,
         };
-        let wanted = EncodingKey { scope, filter, first, format };
+        let wanted = EncodingKey { seen: ClientView { scope, filter }, first, format };
         let permit = self.permit(token)?;
         let (earlier, slot) = match seconds {
             Some(seconds) => {
@@ -429,9 +425,7 @@ impl ServerState {
             None => {
                 let cell = shared.encoding(&wanted);
                 let made = shared.clone();
-                let encoded = cell.get_or_try_init(|| {
-                    encoding(&slot, move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
-                });
+                let encoded = cell.get_or_try_init(|| encoding(&slot, move || encode(&made.made.profile, &wanted)));
                 encoded.await?.clone()
             }
         };

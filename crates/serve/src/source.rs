@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::ProfileFormat;
 use heapbpf_record::requests::{Detail, FinishedProfile, Often, RecordingHandle, Unanswered};
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
+use super::page::ClientView;
 use super::places::places_of_each;
 
 /// The pause after a snapshot is this many times the snapshot's cost, so that snapshots delay the event path for only a
@@ -28,10 +28,8 @@ const LEAST_HELD: usize = 4;
 /// Identifies an encoding of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodingKey {
-    /// What the client may see.
-    pub scope: Filter,
-    /// What the client asked for.
-    pub filter: Filter,
+    /// What the client sees.
+    pub seen: ClientView,
     /// Value that viewers show first.
     pub first: &'static str,
     /// How it is encoded.

@@ -19,7 +19,7 @@ use sampler_ebpf::abi::ProcessKey;
 use serde::{Deserialize, Serialize};
 
 use super::super::push::{OwnDir, SpoolError};
-use super::{APART_MS, Figures, History, KnownProcess, LONGEST_MS, Sample, bytes};
+use super::{APART_MS, Figures, History, KnownProcess, LONGEST_MS, Sample};
 
 /// The directory in the spool. Those of destinations have other names: they begin with a scheme.
 const DIR: &str = "history";
@@ -50,18 +50,8 @@ struct KeptSample {
     after_gap: bool,
     lossy: bool,
     more: bool,
-    whole: KeptFigures,
+    whole: Figures,
     largest: Vec<KeptProcess>,
-}
-
-/// [`Figures`] in whole bytes.
-#[derive(Debug, Serialize, Deserialize)]
-struct KeptFigures {
-    inuse: Option<i64>,
-    low: Option<i64>,
-    high: Option<i64>,
-    alloc: i64,
-    counted: bool,
 }
 
 /// A process, with what tokens and filters ask about it.
@@ -76,21 +66,7 @@ struct KeptProcess {
     container: String,
     pod: String,
     unit: String,
-    figures: KeptFigures,
-}
-
-impl KeptFigures {
-    fn of(figures: &Figures) -> Self {
-        let Figures { inuse, low, high, alloc, counted } = *figures;
-        let [inuse, low, high] = [inuse, low, high].map(bytes);
-        Self { inuse, low, high, alloc: bytes(alloc).unwrap_or(0), counted }
-    }
-
-    fn restored(&self) -> Figures {
-        let known = |figure: Option<i64>| figure.map_or(f64::NAN, |bytes| bytes as f64);
-        let [inuse, low, high] = [self.inuse, self.low, self.high].map(known);
-        Figures { inuse, low, high, alloc: self.alloc as f64, counted: self.counted }
-    }
+    figures: Figures,
 }
 
 impl KeptSample {
@@ -104,12 +80,11 @@ impl KeptSample {
             let ProcessKey { start_ns, tgid, exec_id } = known.key;
             let Placement { container, pod, unit } = known.placement.clone();
             let (pid, comm, cgroup) = (known.pid, known.comm.clone(), known.cgroup.clone());
-            let figures = KeptFigures::of(figures);
-            KeptProcess { start_ns, tgid, exec_id, pid, comm, cgroup, container, pod, unit, figures }
+            KeptProcess { start_ns, tgid, exec_id, pid, comm, cgroup, container, pod, unit, figures: *figures }
         });
         let largest: Vec<KeptProcess> = largest.collect();
         let more = sample.more || largest.len() < sample.largest.len();
-        let (time_ms, lossy, whole) = (sample.time_ms, sample.lossy, KeptFigures::of(&sample.whole));
+        let (time_ms, lossy, whole) = (sample.time_ms, sample.lossy, sample.whole);
         Self { time_ms, after_gap, lossy, more, whole, largest }
     }
 
@@ -121,11 +96,10 @@ impl KeptSample {
             let placement = Placement { container: it.container, pod: it.pod, unit: it.unit };
             let (pid, comm, cgroup) = (it.pid, it.comm, it.cgroup);
             let process = Process { pid, comm, cgroup, placement, ..Process::default() };
-            (history.known(key, &process), it.figures.restored())
+            (history.known(key, &process), it.figures)
         };
         let largest = largest.into_iter().map(known).collect();
-        let (is_earlier, whole) = (true, whole.restored());
-        history.keep(Sample { time_ms, after_gap, is_earlier, lossy, more, whole, largest });
+        history.keep(Sample { time_ms, after_gap, is_earlier: true, lossy, more, whole, largest });
     }
 
     /// Its record in a file.

@@ -4,7 +4,6 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use heapbpf_access::filter::shown;
 use heapbpf_access::parameters::ProfileFormat;
 use heapbpf_profile::GroupBy;
 use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
@@ -52,21 +51,21 @@ pub(super) fn encode_difference(
     later: &FinishedProfile,
     wanted: &EncodingKey,
 ) -> std::io::Result<Bytes> {
-    let difference = difference(Some(earlier), later, Inuse::Change);
-    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted)
+    encode(&difference(Some(earlier), later, Inuse::Change), wanted)
 }
 
-/// Encodes a profile, compressed.
+/// Encodes what a client sees of a profile, compressed.
 pub(super) fn encode(profile: &Profile, wanted: &EncodingKey) -> std::io::Result<Bytes> {
+    let profile = wanted.seen.of(profile);
     if wanted.format != ProfileFormat::Pprof {
         // Each process has its own stacks.
         let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
         let format = by_name("json").map_err(std::io::Error::other)?;
         return page::compressed_while_written(|gzip| {
-            format.write(profile, &options, gzip).map_err(std::io::Error::other)
+            format.write(&profile, &options, gzip).map_err(std::io::Error::other)
         });
     }
-    let mut message = encode_pprof(profile);
+    let mut message = encode_pprof(&profile);
     if let Some(id) = message.string_table.iter().position(|text| text == wanted.first) {
         message.default_sample_type = id as i64;
     }
