@@ -121,15 +121,8 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         Some(row.clone().with_process(process))
     });
     let idle = profile.idle.iter().filter(|process| filters.iter().all(|filter| filter.matches(process)));
-    let mut part = Profile {
-        processes,
-        idle: idle.cloned().collect(),
-        rows: rows.collect(),
-        header: profile.header.clone(),
-        modules: profile.modules.clone(),
-        counters: profile.counters.clone(),
-        notes: profile.notes.clone(),
-    };
+    let mut part =
+        Profile { processes, idle: idle.cloned().collect(), rows: rows.collect(), ..profile.without_processes() };
     part.header.live = part.knows_some_inuse();
     part
 }

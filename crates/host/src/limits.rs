@@ -8,6 +8,8 @@ use procfs::KernelVersion;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::capabilities;
 
+use crate::resident::bytes_of;
+
 /// Inode of the initial PID namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The limit on open files that is requested: enough for two files per module on a host with many containers.
@@ -250,16 +252,13 @@ pub fn memory_bytes() -> u64 {
 const MOST_MEMORY: u64 = 1 << 46;
 
 fn memory_by_rule(rule: &str, meminfo: &str) -> u64 {
-    let kib = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let kib = match rule {
-        "0" => kib("MemTotal").map(|total| total + kib("SwapTotal").unwrap_or(0)),
-        "2" => kib("CommitLimit"),
+    let bytes = |name| bytes_of(meminfo, name);
+    let bytes = match rule {
+        "0" => bytes("MemTotal").map(|total| total.saturating_add(bytes("SwapTotal").unwrap_or(0))),
+        "2" => bytes("CommitLimit"),
         _ => None,
     };
-    kib.map_or(MOST_MEMORY, |kib| kib.saturating_mul(1024).min(MOST_MEMORY))
+    bytes.map_or(MOST_MEMORY, |bytes| bytes.min(MOST_MEMORY))
 }
 
 #[cfg(test)]

@@ -213,6 +213,11 @@ impl Mapping {
     }
 }
 
+/// The memory that a line of `/proc/PID/status` or `/proc/meminfo` states, in bytes.
+pub fn bytes_of(text: &str, name: &str) -> Option<u64> {
+    kib(text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?)
+}
+
 /// Converts `  12 kB` to bytes.
 fn kib(text: &str) -> Option<u64> {
     let kib: u64 = text.split_ascii_whitespace().next()?.parse().ok()?;

@@ -43,19 +43,7 @@ pub fn put_together(profile: &Profile, by_cgroup: bool) -> Profile {
     }
     let processes = groups.into_iter().map(|(process, _)| process).collect();
     let rows = rows(profile, &group_of, &first_member, &members);
-    Profile { processes, rows, ..without_rows(profile) }
-}
-
-fn without_rows(profile: &Profile) -> Profile {
-    Profile {
-        header: profile.header.clone(),
-        processes: Vec::new(),
-        idle: profile.idle.clone(),
-        rows: Vec::new(),
-        modules: profile.modules.clone(),
-        counters: profile.counters.clone(),
-        notes: profile.notes.clone(),
-    }
+    Profile { processes, idle: profile.idle.clone(), rows, ..profile.without_processes() }
 }
 
 /// Totals of each process: rows without a stack, one per sampling interval and kind.
@@ -288,7 +276,7 @@ pub fn by_process(profile: &Profile) -> Cow<'_, Profile> {
     if profile.processes.iter().all(|process| process.members.is_empty()) {
         return Cow::Borrowed(profile);
     }
-    let mut apart = without_rows(profile);
+    let mut apart = Profile { idle: profile.idle.clone(), ..profile.without_processes() };
     let mut number_of = Vec::with_capacity(profile.processes.len());
     for process in &profile.processes {
         number_of.push(apart.processes.len());

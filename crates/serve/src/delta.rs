@@ -87,8 +87,6 @@ pub fn difference(earlier: Option<&FinishedProfile>, later: &FinishedProfile, of
     }
     let mut profile = Profile {
         processes: later.profile.processes.clone(),
-        idle: Vec::new(),
-        rows: Vec::new(),
         header: Header {
             samples_known: false,
             growth_over: None,
@@ -96,9 +94,8 @@ pub fn difference(earlier: Option<&FinishedProfile>, later: &FinishedProfile, of
             duration: later.profile.header.duration.saturating_sub(earlier.profile.header.duration),
             ..later.profile.header.clone()
         },
-        modules: later.profile.modules.clone(),
-        counters: later.profile.counters.clone(),
         notes: notes_of_both(&earlier.profile, &later.profile),
+        ..later.profile.without_processes()
     };
     if of == Inuse::Change {
         forget_incomparable(&mut profile, earlier, later, &owners);

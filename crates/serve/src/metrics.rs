@@ -15,6 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::time::UNIX_EPOCH;
 
 use heapbpf_access::filter::Filter;
+use heapbpf_host::resident::bytes_of;
 use heapbpf_profile::diff::growth::{Grown, growth_of_processes};
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::{LOST_PREFIX, Placement, Process, Profile, Resident, Row};
@@ -457,9 +458,7 @@ impl OwnStatus {
     fn resident_bytes(&self) -> Option<u64> {
         let mut bytes = [0; 8 << 10];
         let length = self.0.as_ref()?.read_at(&mut bytes, 0).ok()?;
-        let status = String::from_utf8_lossy(bytes.get(..length)?);
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        bytes_of(&String::from_utf8_lossy(bytes.get(..length)?), "VmRSS")
     }
 }
 

@@ -18,8 +18,8 @@ mod pprof;
 mod speedscope;
 mod svg;
 
+use std::io;
 use std::path::Path;
-use std::{fmt, io};
 
 use thiserror::Error;
 
@@ -131,6 +131,7 @@ impl From<serde_json::Error> for FormatError {
 type Writer = fn(&Profile, &WriteOptions, &mut dyn io::Write) -> Result<(), FormatError>;
 
 /// An output format.
+#[derive(Debug)]
 pub struct Format {
     name: &'static str,
     extensions: &'static [&'static str],
@@ -181,12 +182,6 @@ impl Format {
     #[must_use]
     pub const fn one_process_per_file(&self) -> bool {
         self.one_process_per_file
-    }
-}
-
-impl fmt::Debug for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
     }
 }
 

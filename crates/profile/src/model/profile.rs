@@ -120,17 +120,25 @@ impl Profile {
         self.header.live && self.rows.iter().any(|row| row.at_exit.objects != 0.0)
     }
 
+    /// The profile without its processes and rows.
+    #[must_use]
+    pub fn without_processes(&self) -> Self {
+        Self {
+            modules: self.modules.clone(),
+            counters: self.counters.clone(),
+            notes: self.notes.clone(),
+            ..Self::new(self.header.clone())
+        }
+    }
+
     /// The part of the profile that concerns one process (by its index).
     pub fn only_process(&self, process: usize) -> Self {
         let rows = self.rows.iter().filter(|row| row.key.process == process);
         Self {
             header: Header { live: self.knows_inuse(process), ..self.header.clone() },
             processes: self.processes.get(process).cloned().into_iter().collect(),
-            idle: Vec::new(),
             rows: rows.map(|row| row.clone().with_process(0)).collect(),
-            modules: self.modules.clone(),
-            counters: self.counters.clone(),
-            notes: self.notes.clone(),
+            ..self.without_processes()
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use heapbpf_attach::inline::SetBound;
 use heapbpf_audit::{FileAudit, Hook};
 use heapbpf_host::clock::cpu_seconds_of;
+use heapbpf_host::resident::bytes_of;
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Criterion, Process, Profile, Resident};
 use heapbpf_profile::units;
@@ -26,13 +27,9 @@ const MOST_NAMES: usize = 3;
 pub fn with_daemon_cost(stats: Stats) -> Stats {
     // VmHWM rather than ru_maxrss, which survives an exec, so that it has the peak of the program that started us.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak_kib = status.lines().find_map(|line| {
-        let peak = line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?;
-        peak.trim().parse::<u64>().ok()
-    });
     Stats {
         daemon_cpu_seconds: cpu_seconds_of(std::process::id()).unwrap_or_default(),
-        daemon_peak_rss_bytes: peak_kib.unwrap_or_default() * 1024,
+        daemon_peak_rss_bytes: bytes_of(&status, "VmHWM").unwrap_or_default(),
         ..stats
     }
 }

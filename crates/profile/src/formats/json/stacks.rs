@@ -54,6 +54,18 @@ impl RowJson<'_> {
     }
 }
 
+/// Numbers of samples, and what is known of their sizes.
+macro_rules! samples {
+    ($fields:ident, $prefix:literal, $sums:expr, $offset_sum:expr) => {
+        $fields.serialize_field(concat!($prefix, "samples"), &$sums.samples)?;
+        $fields.serialize_field(concat!($prefix, "zero_byte_samples"), &$sums.zero_byte_samples)?;
+        $fields.serialize_field(concat!($prefix, "sampled_bytes"), &$sums.sampled_bytes)?;
+        $fields.serialize_field(concat!($prefix, "offset_sum"), &$offset_sum)?;
+        $fields.serialize_field(concat!($prefix, "smallest_bytes"), &$sums.smallest_bytes)?;
+        $fields.serialize_field(concat!($prefix, "largest_bytes"), &$sums.largest_bytes)?;
+    };
+}
+
 impl Serialize for RowJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (row, profile) = (self.row, self.all.profile);
@@ -67,29 +79,14 @@ impl Serialize for RowJson<'_> {
         fields.serialize_field("function", &*row.key.function)?;
         known(&mut fields, "source", row.key.stack.source())?;
         fields.serialize_field("interval", &row.key.interval)?;
-        fields.serialize_field("samples", &row.alloc.samples)?;
-        fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
-        fields.serialize_field("sampled_bytes", &row.alloc.sampled_bytes)?;
         let offsets = |sums: &SampleSums| sums.known_offset_sum().filter(|_| profile.header.offsets_known);
-        fields.serialize_field("offset_sum", &offsets(&row.alloc))?;
-        fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
-        fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;
+        samples!(fields, "", row.alloc, offsets(&row.alloc));
         if profile.knows_inuse(row.key.process) {
-            fields.serialize_field("inuse_samples", &row.inuse.samples)?;
-            fields.serialize_field("inuse_zero_byte_samples", &row.inuse.zero_byte_samples)?;
-            fields.serialize_field("inuse_sampled_bytes", &row.inuse.sampled_bytes)?;
-            fields.serialize_field("inuse_offset_sum", &offsets(&row.inuse))?;
-            fields.serialize_field("inuse_smallest_bytes", &row.inuse.smallest_bytes)?;
-            fields.serialize_field("inuse_largest_bytes", &row.inuse.largest_bytes)?;
+            samples!(fields, "inuse_", row.inuse, offsets(&row.inuse));
         }
         // Most stacks hold nothing at exit.
         if profile.knows_inuse(row.key.process) && row.at_exit.samples > 0 {
-            fields.serialize_field("at_exit_samples", &row.at_exit.samples)?;
-            fields.serialize_field("at_exit_zero_byte_samples", &row.at_exit.zero_byte_samples)?;
-            fields.serialize_field("at_exit_sampled_bytes", &row.at_exit.sampled_bytes)?;
-            fields.serialize_field("at_exit_offset_sum", &offsets(&row.at_exit))?;
-            fields.serialize_field("at_exit_smallest_bytes", &row.at_exit.smallest_bytes)?;
-            fields.serialize_field("at_exit_largest_bytes", &row.at_exit.largest_bytes)?;
+            samples!(fields, "at_exit_", row.at_exit, offsets(&row.at_exit));
         }
         fields.serialize_field("complete", &row.key.stack.cut.is_none())?;
         fields.serialize_field("cut", &row.key.stack.cut.as_deref())?;
