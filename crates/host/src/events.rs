@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::event::epoll;
 
 use super::HostError;
-use super::perf_ring::{Next, PerfRing, RingOptions};
+use super::perf_ring::{Next, PerfRing};
 use super::record::{self, HostEvent};
 use crate::clock::monotonic_ns;
 
@@ -19,7 +19,6 @@ const MAX_PASSES: usize = 64;
 pub struct HostEvents {
     rings: Vec<PerfRing>,
     epoll: OwnedFd,
-    options: RingOptions,
     record: Vec<u8>,
 }
 
@@ -28,9 +27,9 @@ impl HostEvents {
     ///
     /// # Errors
     /// [`HostError::Events`] if a CPU cannot be watched: a capability is missing, or the kernel has no perf events.
-    pub fn open(options: RingOptions) -> Result<Self, HostError> {
+    pub fn open() -> Result<Self, HostError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| HostError::Events(error.into()))?;
-        let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
+        let mut events = Self { rings: Vec::new(), epoll, record: Vec::with_capacity(8192) };
         events.watch_online_cpus().map_err(HostError::Events)?;
         Ok(events)
     }
@@ -47,7 +46,7 @@ impl HostEvents {
             if self.rings.iter().any(|ring| ring.cpu == cpu) {
                 continue;
             }
-            let ring = match PerfRing::open(cpu, self.options) {
+            let ring = match PerfRing::open(cpu) {
                 Ok(ring) => ring,
                 // The CPU went offline after it was listed.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,

@@ -55,7 +55,6 @@ use std::sync::Arc;
 use self::events::HostEvents;
 use self::mappings::ModuleId;
 use self::modules::ModuleTable;
-use self::perf_ring::RingOptions;
 use self::process::ProcessInfo;
 use self::processes::{Generation, GenerationId, HostChange, Processes};
 use self::record::HostEvent;
@@ -79,36 +78,12 @@ pub enum HostError {
     Proc(#[source] std::io::Error),
 }
 
-/// Options of a [`Host`].
-#[derive(Clone, Copy, Debug)]
-pub struct HostOptions {
-    /// The rings that events arrive in.
-    pub ring: RingOptions,
-    /// Maximum number of module files to keep open (see [`limits::raise`]).
-    pub max_open_files: usize,
-}
-
-impl Default for HostOptions {
-    /// 4,096 files.
-    fn default() -> Self {
-        Self { ring: RingOptions::default(), max_open_files: 4096 }
-    }
-}
-
-/// What an address of a process resolves to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Location {
-    /// The module mapped there.
-    pub module: ModuleId,
-    /// Offset in its file. For anonymous memory, the address itself.
-    pub file_offset: u64,
-}
+/// Maximum number of module files that a [`Host::snapshot`] keeps open.
+const FILES_OF_SNAPSHOT: usize = 4096;
 
 /// What [`Host::poll`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
-    /// Events applied.
-    pub events: usize,
     /// Records that the kernel dropped.
     pub lost: u64,
     /// Whether more events are pending. There will be no wake-up for them.
@@ -131,28 +106,28 @@ pub struct Host {
 }
 
 impl Host {
-    /// Subscribes to process events, then reads /proc.
+    /// Subscribes to process events, then reads /proc. `max_open_files`: maximum number of module files to keep open
+    /// (see [`limits::raise`]).
     ///
     /// # Errors
     /// [`HostError`] if either is not available.
-    pub fn start(options: HostOptions) -> Result<Self, HostError> {
-        let events = HostEvents::open(options.ring)?;
-        Self::with(Some(events), options)
+    pub fn start(max_open_files: usize) -> Result<Self, HostError> {
+        Self::with(Some(HostEvents::open()?), max_open_files)
     }
 
     /// Reads /proc once, without events. Needs no privileges beyond reading /proc.
     ///
     /// # Errors
     /// [`HostError::Proc`].
-    pub fn snapshot(options: HostOptions) -> Result<Self, HostError> {
-        Self::with(None, options)
+    pub fn snapshot() -> Result<Self, HostError> {
+        Self::with(None, FILES_OF_SNAPSHOT)
     }
 
-    fn with(events: Option<HostEvents>, options: HostOptions) -> Result<Self, HostError> {
+    fn with(events: Option<HostEvents>, max_open_files: usize) -> Result<Self, HostError> {
         let mut host = Self {
             events,
             processes: Processes::default(),
-            modules: ModuleTable::new(options.max_open_files),
+            modules: ModuleTable::new(max_open_files),
             buffer: Vec::new(),
             rescan_due: false,
             rescanned_ns: 0,
@@ -189,7 +164,6 @@ impl Host {
 
     fn apply_events(&mut self, polled: &mut Polled) {
         let suspended_ns = suspended_ns();
-        polled.events += self.buffer.len();
         for event in self.buffer.drain(..) {
             if let HostEvent::Lost { count, .. } = event {
                 polled.lost += count;
@@ -214,13 +188,6 @@ impl Host {
             }
         }
         Ok(())
-    }
-
-    /// Returns what was at `address` of process `pid` at `time_ns` (CLOCK_MONOTONIC).
-    #[must_use]
-    pub fn resolve(&self, pid: u32, address: u64, time_ns: u64) -> Option<Location> {
-        let mapping = self.processes.at(pid, time_ns)?.space.resolve(address, time_ns)?;
-        Some(Location { module: mapping.module, file_offset: mapping.offset_of(address) })
     }
 
     /// The process generations that are kept.

@@ -121,15 +121,6 @@ impl AddressSpace {
         self.changed_ns = self.changed_ns.max(time_ns);
     }
 
-    /// Bytes of memory held, and the number of address spaces that share them.
-    #[must_use]
-    pub fn memory(&self) -> (usize, usize) {
-        let bytes = self.current.capacity() * size_of::<Mapping>()
-            + self.replaced.capacity() * size_of::<Replaced>()
-            + self.files_only.capacity() * size_of::<ModuleId>();
-        (bytes, Arc::strong_count(&self.current))
-    }
-
     /// Adds a mapping. What it overlaps counts as replaced at `new.since_ns`. `kind_of` returns the kind of a module;
     /// whether a module is anonymous must never change.
     pub fn insert(&mut self, new: Mapping, kind_of: &dyn Fn(ModuleId) -> Kind) -> Inserted {

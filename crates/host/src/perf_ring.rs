@@ -14,22 +14,9 @@ use perf_event_open_sys::bindings::{
 /// Size of a record's header.
 const HEADER_BYTES: usize = 8;
 
-/// Options of a ring.
-#[derive(Clone, Copy, Debug)]
-pub struct RingOptions {
-    /// Bytes for records. Rounded up to a power of two pages.
-    pub ring_bytes: usize,
-    /// Number of unread bytes at which the reader is woken. 1 wakes it for every record.
-    pub watermark_bytes: u32,
-}
-
-impl Default for RingOptions {
-    /// 1 MiB per CPU (about 7,000 mappings), waking the reader at the first record. If heapbpf is not scheduled, that
-    /// lasts for more than a second at 500 new processes a second.
-    fn default() -> Self {
-        Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
-    }
-}
+/// Bytes for records in the ring of a CPU (about 7,000 mappings). If heapbpf is not scheduled, that lasts for more than a
+/// second at 500 new processes a second.
+const RING_BYTES: usize = 1 << 20;
 
 /// The next content of a ring.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,10 +52,10 @@ impl PerfRing {
     ///
     /// # Errors
     /// Errors of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
-    pub fn open(cpu: u32, options: RingOptions) -> io::Result<Self> {
-        let event = File::from(open_event(cpu, options)?);
+    pub fn open(cpu: u32) -> io::Result<Self> {
+        let event = File::from(open_event(cpu)?);
         let page_bytes = procfs::page_size() as usize;
-        let pages = options.ring_bytes.div_ceil(page_bytes).max(1).next_power_of_two();
+        let pages = RING_BYTES.div_ceil(page_bytes).max(1).next_power_of_two();
         let map_bytes = (pages + 1) * page_bytes;
         // SAFETY: the address is null, so the kernel picks a free range and no existing mapping is replaced.
         let map = unsafe {
@@ -168,7 +155,7 @@ impl Drop for PerfRing {
     }
 }
 
-fn open_event(cpu: u32, options: RingOptions) -> io::Result<OwnedFd> {
+fn open_event(cpu: u32) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -188,7 +175,8 @@ fn open_event(cpu: u32, options: RingOptions) -> io::Result<OwnedFd> {
     attr.set_exclude_kernel(1);
     attr.set_exclude_hv(1);
     attr.set_watermark(1);
-    attr.__bindgen_anon_2.wakeup_watermark = options.watermark_bytes.max(1);
+    // Every record wakes the reader.
+    attr.__bindgen_anon_2.wakeup_watermark = 1;
     let cpu = i32::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `attr` is fully initialised, carries its own size, and outlives the call.
     let fd =

@@ -112,12 +112,6 @@ impl Processes {
         self.by_pid.values().flatten()
     }
 
-    /// Number of generations kept.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.by_pid.values().map(Vec::len).sum()
-    }
-
     /// Moves the changes since the last call to `out`.
     pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
         out.append(&mut self.changes);

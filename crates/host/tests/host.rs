@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use heapbpf_host::Host;
 use heapbpf_host::modules::{Module, ModuleKind, ModuleSource};
 use heapbpf_host::open::Unreadable;
 use heapbpf_host::processes::Generation;
-use heapbpf_host::{Host, HostOptions};
 use heapbpf_testing::skipped;
 
 fn start() -> Option<Host> {
@@ -20,7 +20,7 @@ fn start() -> Option<Host> {
         skipped("not root");
         return None;
     }
-    match Host::start(HostOptions::default()) {
+    match Host::start(4096) {
         Ok(host) => Some(host),
         Err(error) => {
             skipped(error);
@@ -103,8 +103,8 @@ fn a_process_that_was_there_and_ourselves() {
     assert_eq!(generation.since_ns, 0);
     let here = a_process_that_was_there_and_ourselves as fn() as usize as u64;
     let now = heapbpf_host::clock::monotonic_ns();
-    let location = host.resolve(pid, here, now).expect("our code is mapped");
-    let module = host.modules().get(location.module).expect("known");
+    let mapping = generation.space.resolve(here, now).expect("our code is mapped");
+    let module = host.modules().get(mapping.module).expect("known");
     assert_eq!(*module.path, *generation.info.exe);
     assert!(module.build_id.is_some() || module.unreadable().is_none());
     let vdso = host.modules().iter().find(|(_, module)| module.kind == ModuleKind::Vdso);
@@ -183,7 +183,7 @@ fn one_file_under_two_overlays_is_one_module() {
     let modules = children.each_ref().map(|child| {
         wait_for(&mut host, |host| program(host, child.id(), "layered").map(|(_, module)| id_of(host, module)))
     });
-    let scanned = Host::snapshot(HostOptions::default()).expect("reads /proc");
+    let scanned = Host::snapshot().expect("reads /proc");
     let again = children
         .each_ref()
         .map(|child| id_of(&scanned, program(&scanned, child.id(), "layered").expect("in its maps").1));

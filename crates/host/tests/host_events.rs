@@ -5,12 +5,11 @@ use std::process::Command;
 
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::events::HostEvents;
-use heapbpf_host::perf_ring::RingOptions;
 use heapbpf_host::record::HostEvent;
 use heapbpf_testing::skipped;
 
 fn open() -> Option<HostEvents> {
-    match HostEvents::open(RingOptions::default()) {
+    match HostEvents::open() {
         Ok(events) => Some(events),
         Err(error) => {
             skipped(error);

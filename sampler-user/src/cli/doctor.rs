@@ -7,7 +7,7 @@ use heapbpf_attach::inline::{crashes, forbidden};
 use heapbpf_attach::rules;
 use heapbpf_audit::Missing;
 use heapbpf_host::process::select;
-use heapbpf_host::{Host, HostOptions, limits};
+use heapbpf_host::{Host, limits};
 use heapbpf_kernel::object;
 use heapbpf_probes::Table;
 use heapbpf_profile::escape::pretty_json;
@@ -52,7 +52,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
     let mut audits = Vec::new();
     if !targets.is_empty() {
-        let mut host = Host::snapshot(HostOptions::default()).context("cannot read the list of processes")?;
+        let mut host = Host::snapshot().context("cannot read the list of processes")?;
         audits = processes(&targets, &mut host, &mut hooks, &debug_dirs, kernel.loaded.as_mut(), counts_inside);
     }
     if !args.target.command.is_empty() {

@@ -8,7 +8,6 @@ use heapbpf_audit::LinkKind;
 use heapbpf_host::cgroup;
 use heapbpf_host::events::HostEvents;
 use heapbpf_host::limits::{CAPABILITIES, Limits};
-use heapbpf_host::perf_ring::RingOptions;
 use heapbpf_host::translation;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::guardian::Guardian;
@@ -59,7 +58,7 @@ impl KernelSide {
         let limits = Limits::read();
         let mut checks = environment(&limits);
         let loaded = load(&mut checks);
-        let events = HostEvents::open(RingOptions::default()).map(drop);
+        let events = HostEvents::open().map(drop);
         checks.push(outcome("process events", true, events.map(|()| "perf events of every CPU".into())));
         let mount = cgroup::mount_point().map(|mount| format!("mounted at {}", mount.display()));
         checks.push(outcome("cgroup v2", false, mount.ok_or("not mounted: --cgroup cannot be used")));

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use heapbpf_host::HostOptions;
 use heapbpf_unwind::dwarf::Limits;
 use heapbpf_unwind::raw::Completeness;
 use sampler_ebpf::abi::{FreeRecord, ProcessRecord, kind, stack_kind};
@@ -28,7 +27,7 @@ fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
         Arc::default(),
     );
     recorder.set_functions(&[11, 22]);
-    (recorder, Host::snapshot(HostOptions::default()).unwrap(), reads)
+    (recorder, Host::snapshot().unwrap(), reads)
 }
 
 fn allocation(sample: u64, stack_kind: u32) -> AllocationRecord {

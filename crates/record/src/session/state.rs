@@ -10,12 +10,12 @@ use heapbpf_attach::files::Sources;
 use heapbpf_attach::inline::{InlineHooks, Sampling as InlineSampling};
 use heapbpf_heap::event::Event;
 use heapbpf_heap::live::Heap;
+use heapbpf_host::Host;
 use heapbpf_host::arch;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::limits::{links_need_admin, module_files};
 use heapbpf_host::own_code::leave_the_file;
 use heapbpf_host::processes::GenerationId;
-use heapbpf_host::{Host, HostOptions};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::generations::Generations;
@@ -178,8 +178,8 @@ impl Session {
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
         let guardian = Guardian::started(links_need_admin(kernel.link));
-        let options = HostOptions { max_open_files: module_files(), ..HostOptions::default() };
-        let host = load_ahead(&loader, &plan, || Host::start(options));
+        let files = module_files();
+        let host = load_ahead(&loader, &plan, || Host::start(files));
         let maps = KernelMaps::open(&loader, &plan)?;
         let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
         let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
