@@ -66,11 +66,6 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
 impl<W: io::Write> io::Write for JsonText<W> {
     /// JSON encoders write whole characters at once.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Nearly all pieces are plain ASCII, and most are short.
-        if bytes.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\n')) {
-            self.0.write_all(bytes)?;
-            return Ok(bytes.len());
-        }
         match std::str::from_utf8(bytes) {
             Ok(text) => self.0.write_all(escaped_json(text).as_bytes())?,
             Err(_) => self.0.write_all(bytes)?,

@@ -1,6 +1,6 @@
 //! Filters: keep the part of a profile whose stacks match. The options have the same names and meaning as pprof's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use regex::Regex;
@@ -47,17 +47,13 @@ impl Filter {
         if self.drops_stacks() {
             let whole = profile.rows.len();
             let before = Pool::of(&profile.rows);
-            let keeps: Vec<bool> = {
-                let mut known: HashMap<*const Stack, bool> = HashMap::new();
-                let profile = &*profile;
-                let mut keeps = |row: &Row| {
-                    let stack = &row.key.stack;
-                    *known.entry(Arc::as_ptr(stack)).or_insert_with(|| self.keeps(profile, stack))
-                };
-                profile.rows.iter().map(&mut keeps).collect()
-            };
-            let mut keep = keeps.into_iter();
-            profile.rows.retain(|_| keep.next() == Some(true));
+            let mut known: HashMap<*const Stack, bool> = HashMap::new();
+            let mut rows = std::mem::take(&mut profile.rows);
+            rows.retain(|row: &Row| {
+                let stack = &row.key.stack;
+                *known.entry(Arc::as_ptr(stack)).or_insert_with(|| self.keeps(profile, stack))
+            });
+            profile.rows = rows;
             let note = self.note(profile, whole, &before);
             forget_counts(profile);
             profile.notes.push(note);
@@ -149,26 +145,15 @@ fn forget_counts(profile: &mut Profile) {
         process.exact_alloc_objects = None;
         process.members.clear();
     }
-    let mut has_rows = vec![false; profile.processes.len()];
-    for row in &profile.rows {
-        if let Some(has) = has_rows.get_mut(row.key.process) {
-            *has = true;
+    let with_rows: HashSet<usize> = profile.rows.iter().map(|row| row.key.process).collect();
+    let mut places = vec![0; profile.processes.len()];
+    for (index, process) in std::mem::take(&mut profile.processes).into_iter().enumerate() {
+        places[index] = profile.processes.len();
+        // A process may have lost samples of the stacks that are left.
+        if with_rows.contains(&index) || !process.losses.is_none() {
+            profile.processes.push(process);
         }
     }
-    // A process may have lost samples of the stacks that are left.
-    let keeps: Vec<bool> =
-        profile.processes.iter().zip(&has_rows).map(|(process, has)| *has || !process.losses.is_none()).collect();
-    let mut next = 0;
-    let places: Vec<usize> = keeps
-        .iter()
-        .map(|kept| {
-            let place = next;
-            next += usize::from(*kept);
-            place
-        })
-        .collect();
-    let mut keep = keeps.iter();
-    profile.processes.retain(|_| keep.next() == Some(&true));
     for row in &mut profile.rows {
         row.key.process = places[row.key.process];
         row.member = None;

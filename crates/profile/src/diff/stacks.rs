@@ -3,14 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexMap;
 use serde::Serialize;
 
 use crate::estimates::{Pool, intervals_used};
 use crate::formats::FrameJson;
 use crate::group::{GroupBy, Groups};
+use crate::intern::Strings;
 use crate::loss_bounds::LostOf;
-use crate::model::{Frame, Profile, Row, Stack};
+use crate::model::{Frame, Profile, Stack};
 use crate::naming::frame_name;
 use crate::report::FrameView;
 use crate::report::chain::KnownOrigins;
@@ -109,7 +110,7 @@ pub(super) fn matched(
     let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
     let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
     let mut stacks: IndexMap<Key, Matched> = IndexMap::new();
-    let mut names = Names::default();
+    let mut names = Strings::default();
     // Parquet and pprof do not keep the allocator function; stacks are then matched without it.
     let by_function = [before, after].iter().all(|profile| profile.rows.iter().any(|row| !row.key.function.is_empty()));
     for (profile, is_before) in [(before, true), (after, false)] {
@@ -124,7 +125,7 @@ pub(super) fn matched(
                 Some((view, known)) => {
                     title(profile, &row.key.stack, *view, known).map(|(name, _)| names.id(&name)).into_iter().collect()
                 }
-                None => names.chain(profile, row),
+                None => row.key.stack.frames.iter().map(|frame| names.id(&frame_name(profile, frame))).collect(),
             });
             let function = if by_function && titles.is_none() { &*row.key.function } else { "" };
             let key = (names.id(&group), names.id(function), Arc::clone(chain));
@@ -196,16 +197,3 @@ impl<'a> LostRows<'a> {
 
 /// Group, allocator function and frames, as name ids.
 type Key = (u32, u32, Arc<[u32]>);
-
-#[derive(Default)]
-struct Names(IndexSet<String>);
-
-impl Names {
-    fn id(&mut self, name: &str) -> u32 {
-        self.0.get_index_of(name).unwrap_or_else(|| self.0.insert_full(name.to_owned()).0) as u32
-    }
-
-    fn chain(&mut self, profile: &Profile, row: &Row) -> Arc<[u32]> {
-        row.key.stack.frames.iter().map(|frame| self.id(&frame_name(profile, frame))).collect()
-    }
-}
