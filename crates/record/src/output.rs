@@ -100,7 +100,8 @@ pub enum OutputError {
 #[derive(Clone, Debug)]
 pub struct Output {
     path: PathBuf,
-    format: &'static Format,
+    /// The format.
+    pub format: &'static Format,
     force: bool,
     naming: Naming,
 }
@@ -124,11 +125,6 @@ impl Output {
     /// The file's path, `-` for standard output.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// The format.
-    pub fn format(&self) -> &'static Format {
-        self.format
     }
 
     /// Whether this is standard output.
@@ -168,7 +164,7 @@ impl Output {
             self.format.write(profile, options, &mut out).map_err(|source| failed(path, source))?;
             return out.flush().map(|()| Vec::new()).map_err(|source| failed(path, source.into()));
         }
-        let several = self.format.one_process_per_file() && profile.processes.len() > 1;
+        let several = self.format.one_process_per_file && profile.processes.len() > 1;
         let is_special = self.special().is_some();
         if several && !is_special {
             return self.write_each_process(profile, options);
@@ -346,7 +342,7 @@ fn parts_of(path: &Path, format: &Format) -> (String, &'static str) {
 pub fn snapshot_number(path: &Path, format: &Format, file_name: &str) -> Option<u32> {
     let (stem, extension) = parts_of(path, format);
     let rest = file_name.strip_prefix(&*stem)?.strip_prefix('.')?.strip_suffix(extension)?;
-    let digits = if format.one_process_per_file() { rest.split_once('.')?.0 } else { rest };
+    let digits = if format.one_process_per_file { rest.split_once('.')?.0 } else { rest };
     (digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
@@ -357,7 +353,7 @@ pub fn default_path(dir: &Path, process: Option<(&str, u32)>, format: &Format) -
         Some((comm, pid)) => format!("heapbpf-{}-{pid}", safe_name(comm)),
         None => "heapbpf-all".into(),
     };
-    let extension = format.extensions()[0];
+    let extension = format.extensions[0];
     let first = dir.join(format!("{stem}{extension}"));
     let numbered = (2u32..).map(|number| dir.join(format!("{stem}-{number}{extension}")));
     std::iter::once(first.clone())

@@ -112,7 +112,7 @@ pub fn data(now: &Shared, moments: Vec<u64>, seen: &ClientView, layouts: &Layout
             daemon_cpu_seconds: stats.daemon_cpu_seconds,
             duration_seconds: profile.header.duration.as_secs_f64(),
         }),
-        formats: FORMATS.iter().map(|format| (format.name(), format.extensions()[0])).collect(),
+        formats: FORMATS.iter().map(|format| (format.name(), format.extensions[0])).collect(),
         profile: data,
     };
     json(&answer)

@@ -274,7 +274,7 @@ impl ServerState {
         let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen)).await;
         let made =
             made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
-        Ok(file(&format!("heapbpf{}", format.extensions()[0]), made.map_err(bad_request)?))
+        Ok(file(&format!("heapbpf{}", format.extensions[0]), made.map_err(bad_request)?))
     }
 
     /// Keeps a profile, so that it can be compared with others.

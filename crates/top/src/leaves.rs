@@ -88,7 +88,7 @@ impl Leaves {
     }
 
     fn number_of(&mut self, profile: &Profile, stack: &Arc<Stack>) -> u32 {
-        let key = ByAddress::from(Arc::clone(stack));
+        let key = ByAddress(Arc::clone(stack));
         if let Some(&number) = self.known.get(&key) {
             return number;
         }

@@ -7,7 +7,7 @@ mod operations;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use heapbpf_profile::model::LossBound;
+use heapbpf_profile::model::{ByAddress, LossBound};
 use sampler_ebpf::abi::FreeRecord;
 
 use self::model::{CELL, Key, Model, Row, Sums, weight_of};
@@ -62,7 +62,7 @@ impl Pair {
                 thread: "main".into(),
                 function: 0,
                 interval,
-                stack: Arc::clone(&self.stacks[it.stack]).into(),
+                stack: ByAddress(Arc::clone(&self.stacks[it.stack])),
             },
             space: process(it.space),
             time_ns: self.now_ns,

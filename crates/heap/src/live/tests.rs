@@ -1,5 +1,6 @@
 //! Tests of the live heap.
 
+use heapbpf_profile::model::ByAddress;
 use heapbpf_statistics::survival::Observation;
 use heapbpf_unwind::raw::{Completeness, UnwinderKind};
 
@@ -21,7 +22,7 @@ pub(super) fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>)
             thread: "main".into(),
             function: 0,
             interval: 1,
-            stack: Arc::clone(stack).into(),
+            stack: ByAddress(Arc::clone(stack)),
         },
         space: process(tgid),
         time_ns: id * 1000,

@@ -134,11 +134,13 @@ type Writer = fn(&Profile, &WriteOptions, &mut dyn io::Write) -> Result<(), Form
 #[derive(Debug)]
 pub struct Format {
     name: &'static str,
-    extensions: &'static [&'static str],
+    /// File name extensions, with the dot; default file names get the first one.
+    pub extensions: &'static [&'static str],
     writer: Writer,
     /// As [`Self::how_to_open`], where `FILE` stands for the file.
     how_to_open: &'static str,
-    one_process_per_file: bool,
+    /// Whether a file holds a single process, so that a profile of several must be split.
+    pub one_process_per_file: bool,
 }
 
 impl Format {
@@ -157,12 +159,6 @@ impl Format {
         self.name
     }
 
-    /// File name extensions, with the dot; default file names get the first one.
-    #[must_use]
-    pub const fn extensions(&self) -> &'static [&'static str] {
-        self.extensions
-    }
-
     /// Writes a profile to `out`, which should be buffered.
     ///
     /// # Errors
@@ -176,12 +172,6 @@ impl Format {
     #[must_use]
     pub fn how_to_open(&self, file: &str) -> String {
         self.how_to_open.replace("FILE", file)
-    }
-
-    /// Whether a file holds a single process, so that a profile of several must be split.
-    #[must_use]
-    pub const fn one_process_per_file(&self) -> bool {
-        self.one_process_per_file
     }
 }
 
@@ -237,7 +227,7 @@ fn without_format(path: &Path) -> FormatError {
     let (example, known) = if path.as_os_str() == "-" {
         ("folded:-".to_owned(), known_names())
     } else {
-        let extension = FORMATS.first().map_or(".json", |format| format.extensions()[0]);
+        let extension = FORMATS.first().map_or(".json", |format| format.extensions[0]);
         (path.with_extension(&extension[1..]).display().to_string(), known_extensions())
     };
     FormatError::UnknownExtension { name: path.display().to_string(), example, known }
@@ -270,7 +260,7 @@ fn known_names() -> String {
 }
 
 fn known_extensions() -> String {
-    FORMATS.iter().flat_map(|format| format.extensions()).copied().collect::<Vec<_>>().join(", ")
+    FORMATS.iter().flat_map(|format| format.extensions).copied().collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -282,7 +272,7 @@ mod tests {
         let error = |file: &str| by_extension(Path::new(file)).map(|format| format.name()).unwrap_err().to_string();
         assert!(error("-").starts_with("-: write -o folded:-, or "), "{}", error("-"));
         assert!(FORMATS.iter().all(|format| error("-").contains(format.name())), "{}", error("-"));
-        let extension = FORMATS[0].extensions()[0];
+        let extension = FORMATS[0].extensions[0];
         for (file, example) in [("x", "x"), ("/a/x.txt", "/a/x"), ("x.gz", "x"), ("a.b/x", "a.b/x")] {
             let text = error(file);
             assert!(text.starts_with(&format!("{file}: write -o {example}{extension}, or ")), "{text}");
@@ -293,7 +283,7 @@ mod tests {
     fn every_format_is_found_by_its_name_and_no_extension_hides_another() {
         for format in FORMATS {
             assert_eq!(by_name(format.name()).map(|found| found.name()).ok(), Some(format.name()));
-            for extension in format.extensions() {
+            for extension in format.extensions {
                 let file = format!("/x/c.d{extension}");
                 assert_eq!(by_extension(Path::new(&file)).map(|found| found.name()).ok(), Some(format.name()));
             }
@@ -317,7 +307,7 @@ mod tests {
         assert_eq!(chosen(None).as_deref(), Ok("json"));
         assert_eq!(chosen(Some("folded")).as_deref(), Ok("folded"));
         assert!(chosen(Some("bmp")).is_err_and(|error| error.contains("\"bmp\"") && error.contains("speedscope")));
-        let apart: Vec<_> = FORMATS.iter().filter(|format| format.one_process_per_file()).collect();
+        let apart: Vec<_> = FORMATS.iter().filter(|format| format.one_process_per_file).collect();
         assert_eq!(format!("{apart:?}"), "[heap_v2]");
     }
 

@@ -43,12 +43,6 @@ impl<T> Deref for ByAddress<T> {
     }
 }
 
-impl<T> From<Arc<T>> for ByAddress<T> {
-    fn from(shared: Arc<T>) -> Self {
-        Self(shared)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -57,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_key_is_equal_to_its_copies_and_not_to_equal_values() {
-        let [one, other] = ["same", "same"].map(|text| ByAddress::from(Arc::new(text.to_owned())));
+        let [one, other] = ["same", "same"].map(|text| ByAddress(Arc::new(text.to_owned())));
         assert_eq!(*one.0, *other.0);
         let numbers = HashMap::from([(one.clone(), 1), (other.clone(), 2)]);
         assert_eq!((numbers.len(), numbers[&one], numbers[&other]), (2, 1, 2));

@@ -16,7 +16,7 @@ use heapbpf_host::mappings::AddressSpace;
 use heapbpf_host::{Host, HostError};
 use heapbpf_kernel::rings::Ring;
 use heapbpf_probes::{ANNOUNCED, ANNOUNCED_MMAP, BRK, MMAP, MREMAP};
-use heapbpf_profile::model::LossBound;
+use heapbpf_profile::model::{ByAddress, LossBound};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, number_of};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
@@ -228,7 +228,7 @@ impl Recorder {
                 thread: "".into(),
                 function,
                 interval,
-                stack: Arc::clone(stack).into(),
+                stack: ByAddress(Arc::clone(stack)),
             },
             space: key.space,
             time_ns: value.time_ns,
@@ -300,7 +300,7 @@ impl Recorder {
         let (interval, trials) = self.drawn(record.process, function, record.size_bytes, drawn);
         self.heap.allocate(Sample {
             id: record.sample,
-            key: SampleKey { process: record.process, thread, function, interval, stack: stack.into() },
+            key: SampleKey { process: record.process, thread, function, interval, stack: ByAddress(stack) },
             space: record.space,
             time_ns: record.time_ns,
             address: record.address,

@@ -436,7 +436,7 @@ fn files_per_process_are_written_to_a_fifo_one_after_the_other() {
     let both = String::from_utf8(reader.join().unwrap()).unwrap();
     let mut expected = Vec::new();
     for index in 0..profile.processes.len() {
-        output.format().write(&profile.only_process(index), &WriteOptions::default(), &mut expected).unwrap();
+        output.format.write(&profile.only_process(index), &WriteOptions::default(), &mut expected).unwrap();
     }
     assert_eq!(both.as_bytes(), expected);
     assert_eq!(both.matches("heap_v2/").count(), 2);

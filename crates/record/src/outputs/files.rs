@@ -40,7 +40,7 @@ pub fn write_outputs(
         match output.write(profile, options) {
             Ok(paths) => written.extend(paths.into_iter().map(|path| {
                 let path = path.display().to_string();
-                let how_to_open = output.format().how_to_open(&path);
+                let how_to_open = output.format.how_to_open(&path);
                 (path, how_to_open)
             })),
             Err(error) => result = result.and(Err(error)),
@@ -134,7 +134,7 @@ fn earlier(outputs: &[Output]) -> BTreeMap<u32, Vec<PathBuf>> {
         for entry in entries {
             let path = entry.path();
             let name = path.file_name().and_then(OsStr::to_str);
-            let number = name.and_then(|name| output::snapshot_number(output.path(), output.format(), name));
+            let number = name.and_then(|name| output::snapshot_number(output.path(), output.format, name));
             if let Some(number) = number {
                 let paths = found.entry(number).or_default();
                 // Only regular files are removed as snapshots. The numbers of other files are not reused either.

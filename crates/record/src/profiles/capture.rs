@@ -333,6 +333,7 @@ pub fn jit_code_of(process: ProcessKey, time_ns: u64, host: &mut Host) -> JitCod
 #[cfg(test)]
 mod tests {
     use heapbpf_heap::sample::Sample;
+    use heapbpf_profile::model::ByAddress;
     use heapbpf_unwind::raw::RawStack;
 
     use super::*;
@@ -366,7 +367,7 @@ mod tests {
                 thread: "main".into(),
                 function,
                 interval: 1,
-                stack: Arc::clone(stack).into(),
+                stack: ByAddress(Arc::clone(stack)),
             },
             space: key(tgid),
             time_ns,

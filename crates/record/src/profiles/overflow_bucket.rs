@@ -118,7 +118,8 @@ pub struct OverflowBucket {
     rows: HashMap<Key, Sums>,
     /// Sums by program and interval.
     totals: HashMap<(usize, u64), Sums>,
-    frames: SharedFrames,
+    /// Frames of its stacks.
+    pub frames: SharedFrames,
 }
 
 impl OverflowBucket {
@@ -206,11 +207,6 @@ impl OverflowBucket {
             key = RowKey::total(program, key.interval, None);
         }
         self.rows.entry(key).or_default().add(row);
-    }
-
-    /// Frames of its stacks.
-    pub fn frames(&self) -> &SharedFrames {
-        &self.frames
     }
 
     /// Processes of the bucket, one per program.

@@ -295,7 +295,7 @@ impl Worker {
                 Job::Tidy(living, _place) => {
                     self.retire_all();
                     self.symbolization.keep_only(living.iter());
-                    self.symbolization.forget_modules(self.overflow.frames());
+                    self.symbolization.forget_modules(&self.overflow.frames);
                     drop(living);
                     give_memory_back();
                 }

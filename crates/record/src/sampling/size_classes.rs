@@ -44,7 +44,8 @@ pub enum ClassRule {
 /// correct and sums of weights remain unbiased.
 pub struct SizeClassController {
     rule: ClassRule,
-    table: TrialTable,
+    /// Trials per allocation of each class.
+    pub table: TrialTable,
 }
 
 /// Relative change of a class's interval that justifies a new table. Smaller changes are skipped: confidence intervals
@@ -59,11 +60,6 @@ impl SizeClassController {
             ClassRule::Given(classes) => trial_table(classes),
         };
         Self { rule, table }
-    }
-
-    /// Trials per allocation of each class.
-    pub fn table(&self) -> &TrialTable {
-        &self.table
     }
 
     /// Redistributes the samples by `counts`, the allocations of each size class as estimated so far. A class without
@@ -102,7 +98,7 @@ mod tests {
     #[test]
     fn the_controller_adapts_to_the_sizes_seen_and_skips_small_changes() {
         let mut controller = SizeClassController::new(ClassRule::Even(1_000));
-        assert!(controller.table().iter().all(|trials| *trials == class_trials(1_000.0)));
+        assert!(controller.table.iter().all(|trials| *trials == class_trials(1_000.0)));
         let mut counts = [0.0; SIZE_CLASSES];
         (counts[8], counts[20]) = (1e6, 1e4);
         let table = *controller.rebalance(&counts).expect("a rare class is sampled more");

@@ -114,7 +114,7 @@ impl Session {
         let Some(classes) = &mut self.classes else { return };
         self.unfinished.classes |= classes.rebalance(self.recorder.heap.by_class()).is_some();
         if self.unfinished.classes && self.errors.may_try(Step::Classes, monotonic_ns()) {
-            let set = self.attaching.control.set_trials(classes.table());
+            let set = self.attaching.control.set_trials(&classes.table);
             self.unfinished.classes = self.errors.note(Step::Classes, set, monotonic_ns()).is_none();
         }
     }

@@ -173,7 +173,7 @@ impl Session {
         control.set_draw(draw)?;
         let classes = sampling.classes.clone().map(SizeClassController::new);
         if let Some(classes) = &classes {
-            control.set_trials(classes.table())?;
+            control.set_trials(&classes.table)?;
         }
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
