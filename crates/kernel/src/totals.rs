@@ -41,9 +41,7 @@ impl Counts {
     /// The sum over everything.
     pub fn total(&self) -> Counters {
         let mut sum = self.unattributed;
-        for counters in self.processes.values() {
-            sum.add(counters);
-        }
+        self.processes.values().for_each(|counters| sum.add(counters));
         sum
     }
 }

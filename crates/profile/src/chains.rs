@@ -61,9 +61,7 @@ impl<'a> Chains<'a> {
                 sums.iter_mut().for_each(|column| column.push(0.0));
                 chains.insert_full(chain.as_slice().into()).0
             });
-            for (column, value) in sums.iter_mut().zip(values) {
-                column[index] += value.of(row);
-            }
+            sums.iter_mut().zip(values).for_each(|(column, value)| column[index] += value.of(row));
         }
         let columns = sums.iter().map(|column| largest_remainder(column)).collect();
         let mut chains = Self { names: names.into_iter().collect(), chains: chains.into_iter().collect(), columns };

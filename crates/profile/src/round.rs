@@ -18,9 +18,7 @@ pub fn largest_remainder(values: &[f64]) -> Vec<i64> {
     };
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| remainder(b).total_cmp(&remainder(a)).then(a.cmp(&b)));
-    for &index in &order[..missing] {
-        rounded[index] = rounded[index].saturating_add(1);
-    }
+    order[..missing].iter().for_each(|&index| rounded[index] = rounded[index].saturating_add(1));
     rounded
 }
 

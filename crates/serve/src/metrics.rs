@@ -211,9 +211,7 @@ impl Metrics {
             }
         }
         let families = [bytes, calls, samples].into_iter().chain(inuse.0).chain(resident.0);
-        for family in families.chain([objects, since, hooks]) {
-            family.write(out);
-        }
+        families.chain([objects, since, hooks]).for_each(|family| family.write(out));
         let help = "Processes (ended ones included) that are not counted exactly; exact totals leave them out.";
         single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
         if other_seen {
@@ -315,9 +313,7 @@ impl Metrics {
             bytes.add(labels, &pool.estimate(profile, Value::AtExitSpace, CONFIDENCE));
             objects.add(labels, number(pool.total(Value::AtExitObjects)));
         }
-        for family in bytes.0.into_iter().chain([objects]) {
-            family.write(out);
-        }
+        bytes.0.into_iter().chain([objects]).for_each(|family| family.write(out));
         if let Some(other) = other {
             let help = "Bytes held at exit by processes of programs without series of their own (limit reached).";
             single(out, "heapbpf_other_at_exit_bytes", "gauge", help, number(other.total(Value::AtExitSpace)));

@@ -59,9 +59,7 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
         if figures.is_nothing() {
             continue;
         }
-        for key in keys(world, view.kind, leaf, &mut 0) {
-            tallies[*key as usize].add(&figures);
-        }
+        keys(world, view.kind, leaf, &mut 0).iter().for_each(|key| tallies[*key as usize].add(&figures));
     }
     let entry = |(key, tally)| {
         let id = row_id(view.kind, key);

@@ -44,9 +44,7 @@ impl Moment {
             total.add(&of_row);
             starts[leaf as usize + 1] += 1;
         }
-        for leaf in 0..count {
-            starts[leaf + 1] += starts[leaf];
-        }
+        (0..count).for_each(|leaf| starts[leaf + 1] += starts[leaf]);
         let mut next = starts.clone();
         let mut rows = vec![0; profile.rows.len()];
         for (row, &leaf) in (0..).zip(&leaf_of_row) {

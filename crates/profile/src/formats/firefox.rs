@@ -86,9 +86,7 @@ fn converted(profile: &Profile, group_by: GroupBy) -> fxprof::Profile {
                 events.extend(freed.then_some(Event { nanoseconds: end, stack, block: blocks, bytes: -bytes }));
             }
         };
-        for (age, bytes) in by_age(row, in_use[index]) {
-            add(end.saturating_sub(age), bytes, false);
-        }
+        by_age(row, in_use[index]).into_iter().for_each(|(age, bytes)| add(end.saturating_sub(age), bytes, false));
         add(0, allocated[index].saturating_sub(in_use[index]), profile.header.live);
     }
     for mut track in tracks {

@@ -61,9 +61,7 @@ fn stacks(profile: &Profile) -> (Vec<Vec<u64>>, [Vec<i64>; 4]) {
     let mut found: IndexMap<&[u64], [f64; 4]> = IndexMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let sums = found.entry(&lists[stack as usize]).or_default();
-        for (sum, value) in sums.iter_mut().zip(Value::COLUMNS) {
-            *sum += value.of(row);
-        }
+        sums.iter_mut().zip(Value::COLUMNS).for_each(|(sum, value)| *sum += value.of(row));
     }
     let mut columns: [Vec<f64>; 4] = Default::default();
     for &[alloc_objects, alloc, inuse_objects, inuse] in found.values() {

@@ -72,16 +72,12 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
             columns.iter_mut().for_each(|column| column.push(0.0));
             samples.len() - 1
         });
-        for (column, value) in columns.iter_mut().zip(&values) {
-            column[index] += value.of(row);
-        }
+        columns.iter_mut().zip(&values).for_each(|(column, value)| column[index] += value.of(row));
     }
     let mut value_type = |kind: &str, unit: &str| proto::ValueType { r#type: strings.id(kind), unit: strings.id(unit) };
     let (columns, at_exit_columns) = columns.split_at(columns_of.len());
     for column in columns {
-        for (sample, value) in samples.iter_mut().zip(largest_remainder(column)) {
-            sample.value.push(value);
-        }
+        samples.iter_mut().zip(largest_remainder(column)).for_each(|(sample, value)| sample.value.push(value));
     }
     // pprof's tools expect four values, so these are labels.
     let mut at_exit = Vec::new();
@@ -141,9 +137,7 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     text("source", row.key.stack.source().unwrap_or(if row.is_mapped() { "mmap" } else { "" }));
     text("inuse", if profile.header.live && !profile.knows_inuse(row.key.process) { "unknown" } else { "" });
     text("incomplete", row.key.stack.cut.as_deref().unwrap_or(""));
-    for (key, value) in process.iter().flat_map(|process| process.placement.known()) {
-        text(key, value);
-    }
+    process.iter().flat_map(|process| process.placement.known()).for_each(|(key, value)| text(key, value));
     if let Some(process) = process {
         let num = process.pid.into();
         labels.push(proto::Label { key: strings.id("pid"), num, num_unit: strings.id("count"), str: 0 });

@@ -251,9 +251,7 @@ impl<'a> Reader<'a> {
             });
         }
         self.note_unknown(&mut comments, &unknown_labels);
-        for process in &mut processes {
-            comments.describe(process);
-        }
+        processes.iter_mut().for_each(|process| comments.describe(process));
         // What remains are the losses of processes without a sample.
         let mut others: Vec<String> = comments.losses.drain().map(|(_, (_, _, line))| line).collect();
         others.sort_unstable();

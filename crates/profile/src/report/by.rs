@@ -185,9 +185,7 @@ fn of_frames(context: &Context, by: By) -> Vec<Entry> {
         .collect();
     for (row, &stack) in context.profile.rows.iter().zip(&interned.stack_of_row) {
         let (through, innermost) = &of_stack[stack as usize];
-        for &entry in through {
-            entries[entry].pool.add(row);
-        }
+        through.iter().for_each(|&entry| entries[entry].pool.add(row));
         if let Some(entry) = *innermost {
             entries[entry].itself += context.sort.of(row);
         }

@@ -63,9 +63,7 @@ impl Attaching {
         }
         let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
         had.retain(|other| *other != process);
-        for other in &had {
-            self.note_given_up(*other, now_ns);
-        }
+        had.iter().for_each(|other| self.note_given_up(*other, now_ns));
         // No process needs to wait for hooks any more.
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };

@@ -153,9 +153,7 @@ impl Attaching {
 
     /// Releases the links of processes that shared links count by now.
     pub(super) fn release_left(&mut self) {
-        for pid in std::mem::take(&mut self.left) {
-            self.hooks.release(pid);
-        }
+        std::mem::take(&mut self.left).into_iter().for_each(|pid| self.hooks.release(pid));
     }
 
     /// Whether any process is a target, or was one.

@@ -314,9 +314,7 @@ impl Attaching {
     }
 
     fn close_loose(&mut self) {
-        for links in self.hooks.take_loose() {
-            self.closing.close(links);
-        }
+        self.hooks.take_loose().into_iter().for_each(|links| self.closing.close(links));
     }
 
     /// Removes all links. Another thread closes them, which is waited for when this is dropped: the kernel takes tens
@@ -388,9 +386,7 @@ impl Attaching {
 
     /// Forgets processes that ended before `before_ns`.
     pub fn forget_ended(&mut self, before_ns: u64) {
-        for pid in self.targets.forget(before_ns) {
-            self.standing.forget_ended(pid);
-        }
+        self.targets.forget(before_ns).into_iter().for_each(|pid| self.standing.forget_ended(pid));
         self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
         self.last_exec.shrink_to(2 * self.last_exec.len());
         self.followed.retain(|pid| self.targets.coverages.contains_key(pid));

@@ -95,9 +95,7 @@ impl Attaching {
         for pid in pids {
             let Some(generation) = host.processes().current(pid) else { continue };
             let (id, modules) = (generation.id, generation.space.modules().collect::<Vec<_>>());
-            for module in modules {
-                self.note_runtime(host, id, module);
-            }
+            modules.into_iter().for_each(|module| self.note_runtime(host, id, module));
         }
     }
 

@@ -37,9 +37,7 @@ impl Eq for Code {}
 
 impl Hash for Code {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        for frame in &self.0.frames {
-            frame.hash(state);
-        }
+        self.0.frames.iter().for_each(|frame| frame.hash(state));
     }
 }
 

@@ -205,9 +205,7 @@ impl Symbolization {
 
     /// Releases the contents of modules once the stacks of a batch have been symbolized.
     pub fn release_contents(&mut self) {
-        for facts in self.known.0.values_mut() {
-            facts.image = Err("it is no longer known".into());
-        }
+        self.known.0.values_mut().for_each(|facts| facts.image = Err("it is no longer known".into()));
     }
 
     /// Starts over after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.

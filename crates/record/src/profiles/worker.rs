@@ -522,9 +522,7 @@ impl Worker {
         profile.processes = retired.processes;
         profile.keep_loss_intervals();
         lost_samples::add_rows(&mut profile);
-        for row in &profile.rows {
-            self.overflow.add_row(programs[row.key.process], row);
-        }
+        profile.rows.iter().for_each(|row| self.overflow.add_row(programs[row.key.process], row));
         self.symbolization.forget_processes(&retired.keys);
     }
 }

@@ -338,9 +338,7 @@ impl Session {
         let new: Vec<_> = unknown.iter().filter(is_new).collect();
         let samples: Vec<_> =
             new.into_iter().map(|(key, value)| self.recorder.without_record(*key, value, &stack)).collect();
-        for sample in &samples {
-            self.recorder.note_process(sample.key.process, sample.time_ns);
-        }
+        samples.iter().for_each(|sample| self.recorder.note_process(sample.key.process, sample.time_ns));
         self.note_new_lives();
         let beyond = self.recorder.join.queue.beyond();
         let mut after_cut = AfterCut::of(beyond.map(|(_, record)| &record[..]));

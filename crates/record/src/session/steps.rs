@@ -103,9 +103,7 @@ impl Session {
             // They may mention processes that started since the host's events were read.
             self.recorder.poll(&mut self.host);
         }
-        for event in std::mem::take(&mut self.process_events) {
-            self.apply(event);
-        }
+        std::mem::take(&mut self.process_events).into_iter().for_each(|event| self.apply(event));
         self.note_new_lives();
         if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
             self.drop_untracked_heaps();
