@@ -31,11 +31,6 @@ impl Filter {
         [&self.focus, &self.ignore, &self.hide, &self.show].iter().all(|expression| expression.is_none())
     }
 
-    /// Whether the filter can drop stacks.
-    fn drops_stacks(&self) -> bool {
-        self.focus.is_some() || self.ignore.is_some()
-    }
-
     /// Drops stacks and frames, and adds a note that says which part of the whole is left.
     ///
     /// Estimates and their intervals are those of the rest. Exact counts apply to whole processes, so they are removed
@@ -44,7 +39,7 @@ impl Filter {
         if self.is_none() {
             return;
         }
-        if self.drops_stacks() {
+        if self.focus.is_some() || self.ignore.is_some() {
             let whole = profile.rows.len();
             let before = Pool::of(&profile.rows);
             let mut known: HashMap<*const Stack, bool> = HashMap::new();
