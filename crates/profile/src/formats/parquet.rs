@@ -15,6 +15,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 
+use self::Values::{Flag, Real, Time, Whole};
 use super::{FormatError, WriteOptions};
 use crate::intern::Interned;
 use crate::model::{Criterion, Header, Losses, Process, Profile};
@@ -102,6 +103,11 @@ struct Column<'a> {
 /// Returns the value of a row.
 type Of<'a, T> = Box<dyn Fn(&TableRow) -> Option<T> + 'a>;
 
+/// A value that every row has.
+fn given<'t, T: 't>(of: impl Fn(&TableRow) -> T + 't) -> Of<'t, T> {
+    Box::new(move |row| Some(of(row)))
+}
+
 /// The values of a column by row; `None` is NULL.
 enum Values<'a> {
     Text(Of<'a, &'a str>),
@@ -185,10 +191,10 @@ impl<'a> Table<'a> {
                 });
                 column.write::<ByteArrayType>(shared, writer)
             }
-            Values::Whole(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(whole)), writer),
-            Values::Real(of) => column.write::<DoubleType>(rows.map(of), writer),
-            Values::Flag(of) => column.write::<BoolType>(rows.map(of), writer),
-            Values::Time(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(micros)), writer),
+            Whole(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(whole)), writer),
+            Real(of) => column.write::<DoubleType>(rows.map(of), writer),
+            Flag(of) => column.write::<BoolType>(rows.map(of), writer),
+            Time(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(micros)), writer),
             Values::Frames => {
                 let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
                 for row in rows {
@@ -208,23 +214,23 @@ impl<'a> Table<'a> {
         let duration_seconds = header.duration.as_secs_f64();
         let columns = [
             ("host", self.texts(|_| &header.host)),
-            ("pid", self.whole(|row| self.process(row).pid.into())),
+            ("pid", Whole(given(|row| self.process(row).pid.into()))),
             ("comm", self.texts(|row| &self.process(row).comm)),
             ("exe", self.texts(|row| &self.process(row).exe)),
             ("cgroup", self.texts(|row| &self.process(row).cgroup)),
             ("container", self.texts(|row| &self.process(row).placement.container)),
             ("pod", self.texts(|row| &self.process(row).placement.pod)),
             ("unit", self.texts(|row| &self.process(row).placement.unit)),
-            ("time", self.wall_clock(header.time)),
-            ("started", self.wall_clock(header.started)),
-            ("duration_seconds", self.real(move |_| duration_seconds)),
-            ("ended", self.flags(|row| self.process(row).ended)),
-            ("interval_bytes", self.whole(|row| row.interval)),
+            ("time", Time(given(move |_| header.time))),
+            ("started", Time(given(move |_| header.started))),
+            ("duration_seconds", Real(given(move |_| duration_seconds))),
+            ("ended", Flag(given(|row| self.process(row).ended))),
+            ("interval_bytes", Whole(given(|row| row.interval))),
             ("criterion", self.texts(|_| header.criterion.name())),
         ];
         let since = |row: &TableRow| self.process(row).inuse_since.filter(|_| self.profile.knows_inuse(row.process));
         let hook = |row: &TableRow| self.process(row).hook.map(Hook::name);
-        let may_be_null = [("inuse_since", Values::Time(Box::new(since))), ("hook", Values::Text(Box::new(hook)))];
+        let may_be_null = [("inuse_since", Time(Box::new(since))), ("hook", Values::Text(Box::new(hook)))];
         named(columns, false).chain(named(may_be_null, true)).collect()
     }
 
@@ -234,9 +240,9 @@ impl<'a> Table<'a> {
         let complete = |row: &TableRow| row.stack.is_none_or(|stack| stacks[stack as usize].stack.cut.is_none());
         let source = |row: &TableRow| row.stack.and_then(|stack| stacks[stack as usize].stack.source());
         let columns = [
-            ("complete", self.flags(complete)),
-            ("time_windows", self.flags(|_| header.time_windows)),
-            ("ended_apart", self.flags(|_| header.ended_apart)),
+            ("complete", Flag(given(complete))),
+            ("time_windows", Flag(given(|_| header.time_windows))),
+            ("ended_apart", Flag(given(|_| header.ended_apart))),
         ];
         named(columns, false).chain(named([("source", Values::Text(Box::new(source)))], true)).collect()
     }
@@ -246,16 +252,16 @@ impl<'a> Table<'a> {
         let time_windows = self.profile.header.time_windows;
         let corrected = move |raw: f64, correction: f64| if time_windows { raw + correction } else { raw };
         let columns = [
-            ("samples", self.whole(|row| row.alloc.samples)),
-            ("sampled_bytes", self.whole(|row| row.alloc.sampled_bytes)),
-            ("zero_byte_samples", self.whole(|row| row.alloc.zero_byte_samples)),
-            ("offset_sum", self.whole(|row| row.alloc.offset_sum)),
-            ("smallest_bytes", self.whole(|row| row.alloc.smallest_bytes)),
-            ("largest_bytes", self.whole(|row| row.alloc.largest_bytes)),
-            ("alloc_bytes", self.real(move |row| corrected(row.alloc.bytes, row.alloc.bytes_correction))),
-            ("alloc_bytes_var", self.real(|row| row.alloc.bytes_variance)),
-            ("alloc_objects", self.real(move |row| corrected(row.alloc.objects, row.alloc.objects_correction))),
-            ("alloc_objects_var", self.real(|row| row.alloc.objects_variance)),
+            ("samples", Whole(given(|row| row.alloc.samples))),
+            ("sampled_bytes", Whole(given(|row| row.alloc.sampled_bytes))),
+            ("zero_byte_samples", Whole(given(|row| row.alloc.zero_byte_samples))),
+            ("offset_sum", Whole(given(|row| row.alloc.offset_sum))),
+            ("smallest_bytes", Whole(given(|row| row.alloc.smallest_bytes))),
+            ("largest_bytes", Whole(given(|row| row.alloc.largest_bytes))),
+            ("alloc_bytes", Real(given(move |row| corrected(row.alloc.bytes, row.alloc.bytes_correction)))),
+            ("alloc_bytes_var", Real(given(|row| row.alloc.bytes_variance))),
+            ("alloc_objects", Real(given(move |row| corrected(row.alloc.objects, row.alloc.objects_correction)))),
+            ("alloc_objects_var", Real(given(|row| row.alloc.objects_variance))),
         ];
         named(columns, false).collect()
     }
@@ -263,16 +269,14 @@ impl<'a> Table<'a> {
     /// The columns of sums that need frees. Without frees the values are unknown: NULL, not 0.
     fn of_followed(&self, prefix: &str, sums: fn(&TableRow) -> &SampleSums) -> Vec<Column<'_>> {
         let live = move |row: &TableRow| self.profile.knows_inuse(row.process);
-        let whole =
-            |number: fn(&SampleSums) -> u64| Values::Whole(Box::new(move |row| live(row).then(|| number(sums(row)))));
-        let real =
-            |number: fn(&SampleSums) -> f64| Values::Real(Box::new(move |row| live(row).then(|| number(sums(row)))));
+        let whole = |number: fn(&SampleSums) -> u64| Whole(Box::new(move |row| live(row).then(|| number(sums(row)))));
+        let real = |number: fn(&SampleSums) -> f64| Real(Box::new(move |row| live(row).then(|| number(sums(row)))));
         let offsets = move |row: &TableRow| sums(row).known_offset_sum().filter(|_| live(row));
         let columns = [
             ("samples", whole(|sums| sums.samples)),
             ("sampled_bytes", whole(|sums| sums.sampled_bytes)),
             ("zero_byte_samples", whole(|sums| sums.zero_byte_samples)),
-            ("offset_sum", Values::Whole(Box::new(offsets))),
+            ("offset_sum", Whole(Box::new(offsets))),
             ("smallest_bytes", whole(|sums| sums.smallest_bytes)),
             ("largest_bytes", whole(|sums| sums.largest_bytes)),
             ("bytes", real(|sums| sums.bytes)),
@@ -286,17 +290,17 @@ impl<'a> Table<'a> {
 
     /// Columns of losses. They are figures of the process, repeated in each of its rows.
     fn of_losses(&self) -> Vec<Column<'_>> {
-        let lost = |number: fn(&Losses) -> u64| self.whole(move |row| number(&self.process(row).losses));
-        let is_lost = |flag: fn(&Losses) -> bool| self.flags(move |row| flag(&self.process(row).losses));
+        let lost = |number: fn(&Losses) -> u64| Whole(given(move |row| number(&self.process(row).losses)));
+        let is_lost = |flag: fn(&Losses) -> bool| Flag(given(move |row| flag(&self.process(row).losses)));
         let columns = [
-            ("process", self.whole(|row| row.process as u64)),
+            ("process", Whole(given(|row| row.process as u64))),
             ("lost_samples", lost(|losses| losses.alloc.samples)),
             ("lost_sampled_bytes", lost(|losses| losses.alloc.sampled_bytes)),
             ("lost_interval_bytes", lost(|losses| losses.interval)),
             // The reason is not stored. A reader has no more bounds than the writer had.
             (
                 "losses_unbounded",
-                self.flags(|row| self.process(row).losses.unbounded || self.process(row).was_unseen()),
+                Flag(given(|row| self.process(row).losses.unbounded || self.process(row).was_unseen())),
             ),
             ("inuse_missing_samples", lost(|losses| losses.inuse_missing.samples)),
             ("inuse_missing_sampled_bytes", lost(|losses| losses.inuse_missing.sampled_bytes)),
@@ -315,22 +319,6 @@ impl<'a> Table<'a> {
     fn texts<'t>(&'t self, text: impl Fn(&TableRow) -> &'t str + 't) -> Values<'t> {
         Values::Text(Box::new(move |row| Some(text(row))))
     }
-
-    fn whole<'t>(&'t self, number: impl Fn(&TableRow) -> u64 + 't) -> Values<'t> {
-        Values::Whole(Box::new(move |row| Some(number(row))))
-    }
-
-    fn real<'t>(&'t self, number: impl Fn(&TableRow) -> f64 + 't) -> Values<'t> {
-        Values::Real(Box::new(move |row| Some(number(row))))
-    }
-
-    fn flags<'t>(&'t self, flag: impl Fn(&TableRow) -> bool + 't) -> Values<'t> {
-        Values::Flag(Box::new(move |row| Some(flag(row))))
-    }
-
-    fn wall_clock(&self, time: SystemTime) -> Values<'_> {
-        Values::Time(Box::new(move |_| Some(time)))
-    }
 }
 
 impl Column<'_> {
@@ -339,10 +327,10 @@ impl Column<'_> {
         let (name, repetition) = (&self.name, if self.may_be_null { "optional" } else { "required" });
         match self.values {
             Values::Text(_) => format!("{repetition} binary {name} (STRING); "),
-            Values::Whole(_) => format!("{repetition} int64 {name}; "),
-            Values::Real(_) => format!("{repetition} double {name}; "),
-            Values::Flag(_) => format!("{repetition} boolean {name}; "),
-            Values::Time(_) => format!("{repetition} int64 {name} (TIMESTAMP(MICROS,true)); "),
+            Whole(_) => format!("{repetition} int64 {name}; "),
+            Real(_) => format!("{repetition} double {name}; "),
+            Flag(_) => format!("{repetition} boolean {name}; "),
+            Time(_) => format!("{repetition} int64 {name} (TIMESTAMP(MICROS,true)); "),
             Values::Frames => {
                 format!(
                     "{repetition} group {name} (LIST) {{ repeated group list {{ required binary item (STRING); }} }} "
