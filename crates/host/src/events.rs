@@ -69,9 +69,7 @@ impl HostEvents {
             let first = out.len();
             let now_ns = monotonic_ns();
             let mut waiting = false;
-            for ring in &mut self.rings {
-                waiting |= drain_ring(ring, now_ns, &mut self.record, out);
-            }
+            self.rings.iter_mut().for_each(|ring| waiting |= drain_ring(ring, now_ns, &mut self.record, out));
             out[first..].sort_by_key(HostEvent::time_ns);
             if !waiting {
                 return false;

@@ -280,9 +280,7 @@ impl Host {
             generation.until_ns.is_none() && generation.since_ns < begun_ns && !there.contains(&generation.id.pid)
         };
         let gone: Vec<u32> = self.processes.iter().filter(gone).map(|generation| generation.id.pid).collect();
-        for pid in gone {
-            self.processes.end(pid, begun_ns);
-        }
+        gone.into_iter().for_each(|pid| self.processes.end(pid, begun_ns));
         // Losses noticed from here on require another scan.
         self.rescan_due = false;
         self.rescanned_ns = monotonic_ns();

@@ -73,9 +73,7 @@ impl ReaderThread {
             let ((reads, queue), runs) = (channel::<Read>(), Arc::new(()));
             let is_running = Arc::downgrade(&runs);
             let work = move || {
-                for read in queue {
-                    read();
-                }
+                queue.into_iter().for_each(|read| read());
                 drop(runs);
             };
             // If it cannot be started, the next request tries again.

@@ -25,9 +25,7 @@ pub fn modules(profile: &Profile) -> Vec<(&Module, f64)> {
         .collect();
     let mut bytes: Vec<Option<f64>> = vec![None; profile.modules.len()];
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-        for &module in &of_stack[stack as usize] {
-            *bytes[module].get_or_insert(0.0) += row.alloc.bytes;
-        }
+        of_stack[stack as usize].iter().for_each(|&module| *bytes[module].get_or_insert(0.0) += row.alloc.bytes);
     }
     let mut found: Vec<(usize, f64)> =
         bytes.iter().enumerate().filter_map(|(at, bytes)| Some((at, (*bytes)?))).collect();

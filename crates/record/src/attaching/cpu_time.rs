@@ -20,9 +20,7 @@ impl Attaching {
     /// own. Returns the process generations whose calls are counted inline.
     pub(crate) fn note_heirs(&mut self) -> HashSet<ProcessKey> {
         let (heirs, counted) = self.inline.as_mut().map(InlineHooks::look_for_heirs).unwrap_or_default();
-        for pid in heirs {
-            self.standing.note(pid, Ok(()));
-        }
+        heirs.into_iter().for_each(|pid| self.standing.note(pid, Ok(())));
         if let Some(at_ns) = self.tripped.as_ref().map(|tripped| tripped.at_ns) {
             let stopped = self.inline.as_mut().map(|inline| std::mem::take(&mut inline.stopped)).unwrap_or_default();
             for process in stopped {

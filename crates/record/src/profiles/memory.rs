@@ -376,9 +376,7 @@ impl MemoryReader {
             self.idle.clone_from(idle);
             return;
         }
-        for (key, process) in keys.iter().zip(processes) {
-            process.resident = self.shown.get(key).copied().flatten();
-        }
+        keys.iter().zip(processes).for_each(|(key, process)| process.resident = self.shown.get(key).copied().flatten());
         let counted: HashSet<u32> = keys.iter().map(|key| key.tgid).collect();
         *idle = self.idle.iter().filter(|process| !counted.contains(&process.pid)).cloned().collect();
     }
