@@ -67,9 +67,8 @@ fn stacks(profile: &Profile) -> (Vec<Vec<u64>>, [Vec<i64>; 4]) {
     for &[alloc_objects, alloc, inuse_objects, inuse] in found.values() {
         let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
         let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
-        for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
-            column.push(value);
-        }
+        let values = [alloc.objects, alloc.bytes, inuse.objects, inuse.bytes];
+        columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
     }
     (found.keys().map(|list| list.to_vec()).collect(), columns.map(|column| largest_remainder(&column)))
 }

@@ -1,6 +1,9 @@
 //! The table of programs or processes, one per line, with estimates and exact counts.
 
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use indexmap::IndexMap;
 
 use super::Context;
 use super::suspects::{lately, rate};
@@ -25,6 +28,7 @@ const MOST: usize = 10;
 const GROWING: &str = "GROWING";
 
 /// A line of the table: a program or a process.
+#[derive(Default)]
 pub(super) struct Entry {
     /// Its name.
     pub(super) name: String,
@@ -144,26 +148,20 @@ impl Entry {
 pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     let profile = context.profile;
     let groups = Groups::new(profile, by);
-    let mut number_of: HashMap<String, usize> = HashMap::new();
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut entry_with = |entries: &mut Vec<Entry>, number: usize, name: String| {
-        // Two processes that had the same pid one after the other are separate.
-        let key = if by.separates_processes() { number.to_string() } else { name.clone() };
-        *number_of.entry(key).or_insert_with(|| {
-            entries.push(Entry { name, processes: Vec::new(), idle: Vec::new(), pool: Pool::default() });
-            entries.len() - 1
-        })
-    };
+    let mut entries: IndexMap<(usize, String), Entry> = IndexMap::new();
+    // Two processes that had the same pid one after the other are separate.
+    let key = |number: usize, name: Cow<str>| (if by.separates_processes() { number } else { 0 }, name.into_owned());
+    let new = |(_, name): &(usize, String)| Entry { name: name.clone(), ..Entry::default() };
     for (process, pool) in pools_of_processes(profile).iter().enumerate() {
-        let entry = entry_with(&mut entries, process, groups.of_process(process).into_owned());
-        entries[entry].processes.push(process);
-        entries[entry].pool.merge(pool);
+        let entry = entries.entry(key(process, groups.of_process(process))).or_insert_with_key(new);
+        entry.processes.push(process);
+        entry.pool.merge(pool);
     }
     for idle in 0..profile.idle.len() {
-        let entry = entry_with(&mut entries, profile.processes.len() + idle, groups.of_idle(idle).into_owned());
-        entries[entry].idle.push(idle);
+        let key = key(profile.processes.len() + idle, groups.of_idle(idle));
+        entries.entry(key).or_insert_with_key(new).idle.push(idle);
     }
-    entries
+    entries.into_values().collect()
 }
 
 /// At most `rows` lines of programs or processes, the largest first, without the exact counts.

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use indexmap::IndexMap;
+
 use super::Context;
 use super::stacks::shown_frames;
 use super::text::{Style, clip, width};
 use super::{FigureText, ReportOptions};
 use crate::estimates::Pool;
 use crate::intern::Interned;
-use crate::model::Profile;
+use crate::model::{Frame, Profile};
 use crate::value::Value;
 
 /// Maximum number of functions that are shown, and so of source files that are asked for.
@@ -81,6 +83,7 @@ pub fn source_lines(
 }
 
 /// A function in a source file.
+#[derive(Default)]
 struct Function<'a> {
     name: String,
     file: &'a str,
@@ -92,21 +95,15 @@ struct Function<'a> {
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let (profile, view) = (context.profile, context.options.frames);
     let interned = Interned::new(profile);
-    let mut numbers: HashMap<(String, &str), usize> = HashMap::new();
-    let mut functions: Vec<Function> = Vec::new();
-    let mut place_of_frame: Vec<Option<(usize, u32)>> = Vec::with_capacity(interned.frames.len());
-    for &frame in &interned.frames {
-        let (Some(file), Some(line @ 1..)) = (frame.file.as_deref(), frame.line) else {
-            place_of_frame.push(None);
-            continue;
-        };
-        let name = view.name(profile, frame);
-        let number = *numbers.entry((name.clone(), file)).or_insert_with(|| {
-            functions.push(Function { name, file, pool: Pool::default(), lines: BTreeMap::new() });
-            functions.len() - 1
-        });
-        place_of_frame.push(Some((number, line)));
-    }
+    let mut functions: IndexMap<(String, &str), Function> = IndexMap::new();
+    let place = |&frame: &&'a Frame| -> Option<(usize, u32)> {
+        let (file, line) = (frame.file.as_deref()?, frame.line.filter(|line| *line > 0)?);
+        let function = functions.entry((view.name(profile, frame), file));
+        let number = function.index();
+        function.or_insert_with_key(|(name, _)| Function { name: name.clone(), file, ..Function::default() });
+        Some((number, line))
+    };
+    let place_of_frame: Vec<Option<(usize, u32)>> = interned.frames.iter().map(place).collect();
     let places = |frames: Vec<u32>| -> BTreeSet<(usize, u32)> {
         frames.into_iter().filter_map(|frame| place_of_frame[frame as usize]).collect()
     };
@@ -122,8 +119,8 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
             function.lines.entry(line).or_default().add(row);
         }
     }
-    functions.retain(|function| function.pool.total(context.sort) > 0.0);
     let size = |function: &Function| function.pool.total(context.sort);
+    let mut functions: Vec<Function> = functions.into_values().filter(|function| size(function) > 0.0).collect();
     functions.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| (&a.name, a.file).cmp(&(&b.name, b.file))));
     functions
 }
