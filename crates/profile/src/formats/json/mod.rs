@@ -8,7 +8,9 @@ mod stacks;
 
 use std::io;
 
+use heapbpf_audit::FileAudit;
 use heapbpf_statistics::estimators::Estimator;
+use indexmap::IndexSet;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -26,7 +28,7 @@ use self::figures::Figures;
 use self::frames::EncodedFrame;
 pub(crate) use self::frames::FrameJson;
 pub(crate) use self::processes::TotalJson;
-use self::processes::{Audits, Programs, processes};
+use self::processes::{Programs, processes};
 use self::stacks::Stacks;
 
 pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
@@ -81,9 +83,11 @@ impl Serialize for Writer<'_> {
         top.serialize_field("confidence", &confidence)?;
         top.serialize_field("totals", &Figures::of_pool(profile, confidence, &Pool::whole(profile), None))?;
         let apart = programs::by_process(profile);
-        let audit = Audits::of(&apart);
-        top.serialize_field("processes", &processes(&apart, confidence, &audit, &Programs::of(profile)))?;
-        top.serialize_field("audit", &audit.files)?;
+        // The audit of each file is stored once for all processes that map it.
+        let audits = apart.processes.iter().chain(&apart.idle).flat_map(|process| &process.audit);
+        let audits: IndexSet<&FileAudit> = audits.map(|file| &**file).collect();
+        top.serialize_field("processes", &processes(&apart, confidence, &audits, &Programs::of(profile)))?;
+        top.serialize_field("audit", &audits.iter().collect::<Vec<_>>())?;
         top.serialize_field("modules", &profile.modules)?;
         top.serialize_field("stacks", &self.0)?;
         top.serialize_field("counters", &profile.counters)?;

@@ -1,10 +1,10 @@
 //! Processes and what is known about each.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 use heapbpf_audit::{FileAudit, Hook, Missing};
 use heapbpf_statistics::sums::SampleSums;
+use indexmap::IndexSet;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -18,10 +18,10 @@ use crate::units;
 pub(super) fn processes<'a>(
     profile: &'a Profile,
     confidence: f64,
-    audits: &Audits<'a>,
+    audits: &IndexSet<&FileAudit>,
     programs: &Programs,
 ) -> Vec<ProcessJson<'a>> {
-    let audit = |process: &Process| process.audit.iter().filter_map(|it| audits.numbers.get(&**it).copied()).collect();
+    let audit = |process: &Process| process.audit.iter().filter_map(|it| audits.get_index_of(&**it)).collect();
     let idle = profile.idle.iter().map(|process| ProcessJson {
         process,
         is_idle: true,
@@ -51,26 +51,6 @@ pub(super) fn processes<'a>(
         // Stacks refer to processes by their index in the list, so idle ones come last.
         .chain(idle)
         .collect()
-}
-
-/// The audit of each file, stored once for all processes that map it.
-#[derive(Default)]
-pub(super) struct Audits<'a> {
-    pub(super) files: Vec<&'a FileAudit>,
-    numbers: HashMap<&'a FileAudit, usize>,
-}
-
-impl<'a> Audits<'a> {
-    pub(super) fn of(profile: &'a Profile) -> Self {
-        let mut audits = Self::default();
-        for file in profile.processes.iter().chain(&profile.idle).flat_map(|process| &process.audit) {
-            audits.numbers.entry(&**file).or_insert_with(|| {
-                audits.files.push(&**file);
-                audits.files.len() - 1
-            });
-        }
-        audits
-    }
 }
 
 /// Programs whose processes' rows were merged, with their numbers.
