@@ -353,9 +353,8 @@ impl Profile {
             .map(|row| row.key.interval)
             .chain(self.header.intervals())
             .fold(0, u64::max);
-        for process in self.processes.iter_mut().filter(|process| is_open(process)) {
-            process.losses.interval = largest;
-        }
+        let open = self.processes.iter_mut().filter(|process| is_open(process));
+        open.for_each(|process| process.losses.interval = largest);
     }
 
     /// The losses of all processes.

@@ -164,9 +164,8 @@ fn dumps(profile: &Profile, interned: &Interned, end_ns: u64) -> Vec<proto::Proc
         if row.key.process >= dumps.len() {
             continue;
         }
-        for (sum, value) in sums.entry((row.key.process, stack)).or_default().iter_mut().zip(Value::COLUMNS) {
-            *sum += value.of(row);
-        }
+        let sums = sums.entry((row.key.process, stack)).or_default();
+        sums.iter_mut().zip(Value::COLUMNS).for_each(|(sum, value)| *sum += value.of(row));
     }
     let column = |value: usize| {
         let column: Vec<f64> = sums.values().map(|values| values[value]).collect();

@@ -121,9 +121,7 @@ impl Layout {
         let mut stacks: Vec<Pooled> = Vec::new();
         stacks.resize_with(self.ids.len(), Pooled::default);
         for (row, place) in profile.rows.iter().zip(&self.place_of_row) {
-            if let Some(place) = place {
-                stacks[*place as usize].add(row);
-            }
+            place.iter().for_each(|place| stacks[*place as usize].add(row));
         }
         stacks
     }

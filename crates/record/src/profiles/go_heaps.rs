@@ -91,9 +91,7 @@ impl GoHeaps {
         let module = module_of(profile, target);
         let mut shared = SharedFrames::default();
         let mut sums_of: BTreeMap<&[u64], SampleSums> = BTreeMap::new();
-        for bucket in &heap.buckets {
-            sums_of.entry(&bucket.stack).or_default().add(&sums(bucket, heap.rate));
-        }
+        heap.buckets.iter().for_each(|bucket| sums_of.entry(&bucket.stack).or_default().add(&sums(bucket, heap.rate)));
         let rows = sums_of.into_iter().map(|(stack, inuse)| {
             let frames = self.frames(target, &heap.places, stack, named).into_iter();
             let in_module = |frame| shared.share(in_module(frame, module, &target.mapping));

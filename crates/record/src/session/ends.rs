@@ -21,9 +21,8 @@ const RECORD_FOLLOWS_NS: u64 = 1_000_000_000;
 impl Session {
     /// Passes on which process generations have had their first sample.
     pub(super) fn note_new_lives(&mut self) {
-        for (process, time_ns) in std::mem::take(&mut self.recorder.new_lives) {
-            self.lives.begin(process, time_ns);
-        }
+        let new = std::mem::take(&mut self.recorder.new_lives);
+        new.into_iter().for_each(|(process, time_ns)| self.lives.begin(process, time_ns));
     }
 
     /// Handles a process generation that ended with an exec.

@@ -37,9 +37,8 @@ impl Session {
             let new = self.attaching.take_new_code(&mut self.host);
             self.recorder.allocators.get_or_insert_default().learn(new);
         }
-        for (pid, time_ns) in std::mem::take(&mut self.attaching.heard_ends) {
-            self.lives.heard(pid, time_ns);
-        }
+        let ends = std::mem::take(&mut self.attaching.heard_ends);
+        ends.into_iter().for_each(|(pid, time_ns)| self.lives.heard(pid, time_ns));
         let records = self.take_in();
         self.complete_waiting_cut();
         self.settle_waiting_census();
