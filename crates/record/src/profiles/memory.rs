@@ -299,9 +299,8 @@ impl MemoryReader {
     /// Gives processes that have ended their last readings. [`MemoryReader::measure`] may replace them by newer ones. Of
     /// `idle` ones only the process id is known: a reading of a program in `keys` is not theirs.
     pub fn give_last(&self, keys: &[ProcessKey], processes: &mut [Process], idle: &mut [Process]) {
-        for (key, process) in keys.iter().zip(processes).filter(|(_, process)| process.ended) {
-            process.resident = self.last.get(key).copied();
-        }
+        let ended = keys.iter().zip(processes).filter(|(_, process)| process.ended);
+        ended.for_each(|(key, process)| process.resident = self.last.get(key).copied());
         for process in idle.iter_mut().filter(|process| process.ended) {
             let of_pid = self.last.iter().filter(|(key, _)| key.tgid == process.pid && !keys.contains(key));
             let last = of_pid.max_by_key(|(key, _)| (key.start_ns, key.exec_id));
