@@ -14,8 +14,8 @@ use perf_event_open_sys::bindings::{
 /// Size of a record's header.
 const HEADER_BYTES: usize = 8;
 
-/// Bytes for records in the ring of a CPU (about 7,000 mappings). If heapbpf is not scheduled, that lasts for more than a
-/// second at 500 new processes a second.
+/// Bytes for records in the ring of a CPU (about 7,000 mappings). If heapbpf is not scheduled, that lasts for more than
+/// a second at 500 new processes a second.
 const RING_BYTES: usize = 1 << 20;
 
 /// The next content of a ring.
