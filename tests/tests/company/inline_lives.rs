@@ -1,10 +1,12 @@
 //! Process generations whose calls are counted inside them: exits, children, execs.
 
+use std::ffi::OsStr;
+
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::doctor::doctor_text_of;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, recorder};
+use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, mapped, recorder};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::{Recorder, Recording};
@@ -57,6 +59,30 @@ fn many_named_processes_are_hooked_and_all_their_calls_are_counted() {
     for (target, truth) in targets.iter().zip(&truths) {
         let bytes = profile.process(target.pid()).figures.alloc_bytes.exact;
         assert_eq!(bytes, Some(truth.bytes() as f64), "process {}", target.pid());
+    }
+}
+
+/// With as few descriptors as here, eight processes get a place. The others are not prepared either, which would leave
+/// our code mapped in them, and are listed as not counted.
+#[test]
+fn no_more_processes_are_prepared_than_get_a_place() {
+    const NAME: &str = "few-places";
+    let Some(_turn) = turn("no_more_processes_are_prepared_than_get_a_place") else { return };
+    let mix = program_with("mix", NAME, &[]);
+    let targets: Vec<Target> = (0..24).map(|_| Target::start(&mix, ["2000"])).collect();
+    let words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=600:600"].map(OsStr::new);
+    let recorder = Recorder::new().interval(HALF_MIB).option("--comm", NAME).option("--hook", "inline");
+    let recording = recorder.through(&words).start();
+    let (mut hooked, mut others): (Vec<Target>, Vec<Target>) =
+        targets.into_iter().partition(|target| is_hooked(target.pid()));
+    let prepared = others.iter().filter(|target| !mapped(target.pid()).is_empty()).count();
+    assert_eq!((hooked.len(), prepared), (8, 0), "{}", recording.said());
+    let allocs: u64 = hooked.iter_mut().map(|target| target.run().allocs()).sum();
+    others.iter_mut().for_each(|target| drop(target.run()));
+    let (profile, stats) = recording.stop().results();
+    assert_eq!(stats.exact_alloc_objects, allocs, "{stats:?}");
+    for process in others.iter().map(|target| profile.process(target.pid())) {
+        assert!(process.idle && process.hook.is_none(), "{process:?}");
     }
 }
 

@@ -125,20 +125,21 @@ impl Attaching {
         host: &mut Host,
         running: &'a [ProcessInfo],
     ) -> anyhow::Result<Vec<&'a ProcessInfo>> {
-        let mut without = Vec::new();
+        let (mut without, mut promised) = (Vec::new(), HashSet::new());
         for (number, process) in running.iter().enumerate() {
             // The first one adds the sites of its files.
             if number == 1 {
-                self.prepare_ahead(host, &running[number..]);
+                self.prepare_ahead(host, &running[number..], &mut promised);
             }
             if number % AHEAD == 1 {
-                self.prepare_ahead(host, running.get(number + AHEAD..).unwrap_or_default());
+                self.prepare_ahead(host, running.get(number + AHEAD..).unwrap_or_default(), &mut promised);
             }
             // It is hooked once it is busy.
-            if !self.gets_place(process.pid, &HashSet::new()) {
+            if !self.gets_place(process.pid, &promised) {
                 continue;
             }
             let is_hooked = self.hook_running(host, process.pid);
+            promised.remove(&process.pid);
             self.check_custom()?;
             if !is_hooked && self.targets.named_alive.contains(&process.pid) {
                 without.push(process);
@@ -149,14 +150,15 @@ impl Attaching {
         Ok(without)
     }
 
-    /// Begins to prepare the first [`AHEAD`] of these processes for inline hooks, while earlier ones are hooked. What
-    /// was begun before is done when this returns.
-    fn prepare_ahead(&mut self, host: &mut Host, next: &[ProcessInfo]) {
+    /// Begins to prepare those of the first [`AHEAD`] of these processes that get a place for inline hooks, while
+    /// earlier ones are hooked. What was begun before is done when this returns. Adds them to `promised`: nothing else
+    /// shows that they have places until they are hooked.
+    fn prepare_ahead(&mut self, host: &mut Host, next: &[ProcessInfo], promised: &mut HashSet<u32>) {
         if self.inline.is_none() {
             return;
         }
         let next = next.iter().take(AHEAD).map(|process| process.pid);
-        let pids: Vec<u32> = next.filter(|pid| self.gets_place(*pid, &HashSet::new())).collect();
+        let pids: Vec<u32> = next.filter(|pid| self.gets_place(*pid, promised) && promised.insert(*pid)).collect();
         let living = if pids.is_empty() { Ok(Vec::new()) } else { totals::living(&self.programs) };
         // If the list cannot be read, each process is prepared when it is hooked.
         let living = living.unwrap_or_default();
