@@ -32,7 +32,8 @@ fn killed_at_any_moment_no_probe_stays() {
     let (mut threads, mut guarded) = (BTreeSet::new(), 0);
     for kill in 0..kills() {
         let mut command = Command::new(heapbpf());
-        command.args(["-i", "4KiB", "--pid", &target_pid]).current_dir(dir.path());
+        let hook = if kill % 2 == 0 { "probe" } else { "auto" };
+        command.args(["-i", "4KiB", "--hook", hook, "--pid", &target_pid]).current_dir(dir.path());
         let mut recording = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary runs");
         until("a link", || !links_of(recording.id()).is_empty());
         std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 200)));

@@ -9,7 +9,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::descriptors::open_paths;
 use heapbpf_tests::doctor::clean;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
+use heapbpf_tests::guardian::{changed_bytes_of_libc, cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
 use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::{copy_of, program};
@@ -381,21 +381,24 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
 }
 
 /// heapbpf, its guardian and its cleaner are killed at once. None of their links stays, and the target continues
-/// correctly. The next recording is exact, or `doctor --clean` removes what was left.
+/// correctly. The next recording is exact, or `doctor --clean` removes the hooks that were left.
 #[test]
 fn all_of_heapbpf_may_be_killed_at_once() {
     let Some(_turn) = turn("inline_all_of_heapbpf_may_be_killed_at_once") else { return };
-    for by_doctor in [false, true] {
+    for (hook, by_doctor) in [("probe", false), ("inline", false), ("inline", true)] {
+        let by_probes = hook == "probe";
         let mut target = Target::start(&program("checked"), ["4", "2000"]);
         let pid = target.pid();
         let orphans = orphaned_links();
-        let recording = inline(pid, 512).without_outputs().start();
-        assert!(is_hooked(pid), "{}", recording.said());
+        let recorder = if by_probes { Recorder::of(pid, 512).option("--hook", hook) } else { inline(pid, 512) };
+        let recording = recorder.without_outputs().start();
+        assert_ne!(is_hooked(pid), by_probes, "{}", recording.said());
         assert!(!guardians_of(recording.pid()).is_empty(), "{}", recording.said());
         kill_all_of(recording.pid());
         drop(recording);
         until("their links to go", || orphaned_links().is_subset(&orphans));
-        assert!(is_hooked(pid), "they leave the hooks");
+        until("a target without probes", || changed_bytes_of_libc(pid) == 0 || !by_probes);
+        assert_ne!(is_hooked(pid), by_probes, "they leave the hooks");
         // Meanwhile the target's threads pass the hooked sites, where no BPF program runs any more.
         std::thread::sleep(Duration::from_millis(300));
         if by_doctor {

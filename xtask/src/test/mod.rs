@@ -198,7 +198,7 @@ impl Tests<'_> {
         let mut command = self.command(program)?;
         // An empty filter matches every name.
         let arguments = [arguments, &["--skip", "long::", self.filter()]].concat();
-        let manner = Manner { show, verbose: self.context.options.verbose, within: None };
+        let manner = Manner { show, verbose: self.context.options.verbose, ..Manner::default() };
         let outcome = programs::run(&mut command, &arguments, manner)?;
         if show || !outcome.failed.is_empty() {
             say!("{}: {} passed, {} failed", program.target, outcome.passed.len(), outcome.failed.len());

@@ -103,6 +103,8 @@ pub struct Manner {
     pub verbose: bool,
     /// End the program after this time. Tests that are running then have neither passed nor failed.
     pub within: Option<Duration>,
+    /// Time limit of each test, instead of its set's.
+    pub limit: Option<Duration>,
 }
 
 /// Runs a command of [`Program::command`] with these libtest arguments.
@@ -116,7 +118,7 @@ pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow:
     announce(command, manner.verbose);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", describe(command)))?;
     let events = events(&mut child);
-    let mut run = Run { show: manner.show, ..Run::default() };
+    let mut run = Run { show: manner.show, limit: manner.limit, ..Run::default() };
     while !run.ended {
         match events.recv_timeout(Duration::from_secs(1)) {
             Ok(event) => run.heed(&event),
@@ -124,7 +126,9 @@ pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow:
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some((name, limit)) = run.hung(Instant::now()) {
-            run.outcome.failed.push((name, format!("had not ended after {limit:?}; running: {}", group(&child))));
+            let (left, processes) = (run.not_begun, group(&child));
+            let reason = format!("had not ended after {limit:?}; {left} tests had not begun; running: {processes}");
+            run.outcome.failed.push((name, reason));
             end_group(&mut child);
             return Ok(run.outcome);
         }
@@ -172,6 +176,9 @@ struct Run {
     running: BTreeMap<String, Instant>,
     outcome: Outcome,
     show: bool,
+    limit: Option<Duration>,
+    /// Number of tests that have not begun.
+    not_begun: u64,
     ended: bool,
 }
 
@@ -180,12 +187,14 @@ impl Run {
         let kind = event["event"].as_str().unwrap_or_default();
         if event["type"] == "suite" {
             self.ended |= kind == "ok" || kind == "failed";
+            self.not_begun = event["test_count"].as_u64().unwrap_or_default();
             return;
         }
         let Some(name) = event["name"].as_str().map(str::to_owned) else { return };
         let seconds = event["exec_time"].as_f64().unwrap_or_default();
         match kind {
             "started" => {
+                self.not_begun = self.not_begun.saturating_sub(1);
                 self.running.insert(name, Instant::now());
                 return;
             }
@@ -200,7 +209,10 @@ impl Run {
                 say!("FAILED {name} ({seconds:.1} s)\n{said}");
                 self.outcome.failed.push((name.clone(), format!("failed after {seconds:.1} s")));
             }
-            "ignored" => self.outcome.ignored += 1,
+            "ignored" => {
+                self.not_begun = self.not_begun.saturating_sub(1);
+                self.outcome.ignored += 1;
+            }
             _ => return,
         }
         self.running.remove(&name);
@@ -209,7 +221,7 @@ impl Run {
     /// Returns a test that has exceeded its time limit, and the limit.
     fn hung(&self, now: Instant) -> Option<(String, Duration)> {
         self.running.iter().find_map(|(name, begun)| {
-            let limit = if is_long(name) { LONG_LIMIT } else { LANDING_LIMIT };
+            let limit = self.limit.unwrap_or(if is_long(name) { LONG_LIMIT } else { LANDING_LIMIT });
             (now.duration_since(*begun) > limit).then(|| (name.clone(), limit))
         })
     }
@@ -285,6 +297,19 @@ mod tests {
         let outcome = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program");
         assert_eq!(outcome.cut_off, ["slow"]);
         assert!(outcome.passed.is_empty() && outcome.failed.is_empty(), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_test_that_hangs_is_ended_and_named_with_what_it_started() {
+        let script = r#"
+            echo '{ "type": "suite", "event": "started", "test_count": 3 }'
+            echo '{ "type": "test", "event": "started", "name": "hangs" }'
+            sleep 1234"#;
+        let manner = Manner { limit: Some(Duration::from_secs(3)), ..Manner::default() };
+        let failed = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program").failed;
+        let [(name, reason)] = &failed[..] else { panic!("{failed:?}") };
+        assert_eq!(name, "hangs");
+        assert!(reason.contains("2 tests had not begun") && reason.contains("sleep 1234"), "{reason}");
     }
 
     #[test]

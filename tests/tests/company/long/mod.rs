@@ -1,5 +1,3 @@
 //! The long set: hundreds of repetitions, and more than one real program of each kind.
 
-mod faults;
 mod fleet;
-mod hostile_python;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
@@ -200,16 +200,11 @@ fn check(case: Case, what: &str, recorded: &Recorded) {
     }
 }
 
-/// Every operation that the cases perform, at the start and during the recording, each with the first case that
-/// performs it. Determined once.
-fn operations(name: &str) -> &'static [BTreeMap<Operation, Case>; 2] {
-    static FOUND: OnceLock<[BTreeMap<Operation, Case>; 2]> = OnceLock::new();
-    FOUND.get_or_init(|| find_operations(name))
-}
-
-fn find_operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
+/// Returns every operation that the cases perform, at the start and during the recording, each with the first case that
+/// performs it.
+fn operations(cases: &[Case]) -> [BTreeMap<Operation, Case>; 2] {
     let mut found = [BTreeMap::new(), BTreeMap::new()];
-    for case in cases(name) {
+    for &case in cases {
         let noting = Faults::noting();
         let mut of_start = BTreeMap::new();
         let recorded = record(case, &noting, || of_start = noting.take_seen()).expect("nothing fails");
@@ -237,41 +232,8 @@ fn with_each<T: Send>(operations: &BTreeMap<Operation, Case>, each: impl Fn(&Ope
     })
 }
 
-/// Each operation of a running recording fails every other time. Identities hold, estimates are within their intervals
-/// or flagged, and memory in use is correct afterwards.
-#[test]
-fn every_operation_on_a_map_may_fail_while_it_records() {
-    let name = "every_operation_on_a_map_may_fail_while_it_records";
-    let Some(_turn) = turn(name) else { return };
-    let [_, operations] = operations(name);
-    // These must be among them, to make sure that watching works.
-    for map in ["TOTALS", "PROGRESS", "UNATTRIBUTED", "SLEEP", "LIVE", "TARGETS"] {
-        assert!(operations.keys().any(|operation| operation.map == map), "{map}: {operations:?}");
-    }
-    let never = with_each(operations, |operation, case| {
-        let faults = Faults::of_operation(operation);
-        let what = format!("{operation} fails, {case:?}");
-        let recorded = record(case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
-        check(case, &what, &recorded);
-        if faults.failed() == 0 {
-            // There were too few operations for one to fail.
-            let recorded = record(case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
-            check(case, &what, &recorded);
-        }
-        println!("{what}: {} times", faults.failed());
-        (faults.failed() == 0).then_some(what)
-    });
-    let never: Vec<String> = never.into_iter().flatten().collect();
-    println!("{} operations; {} did not occur again: {never:?}", operations.len(), never.len());
-    assert!(never.len() * 4 < operations.len(), "many did not occur again: {never:?}");
-}
-
 /// Each operation of the start fails: heapbpf reports it and ends with status 1, or manages without and is correct.
-#[test]
-fn every_operation_on_a_map_may_fail_at_the_start() {
-    let name = "every_operation_on_a_map_may_fail_at_the_start";
-    let Some(_turn) = turn(name) else { return };
-    let [operations, _] = operations(name);
+fn fail_at_the_start(operations: &BTreeMap<Operation, Case>) {
     assert!(operations.len() > 10, "{operations:?}");
     let done = with_each(operations, |operation, case| {
         let faults = Faults::of_operation(operation);
@@ -290,24 +252,75 @@ fn every_operation_on_a_map_may_fail_at_the_start() {
     assert!(never.len() * 3 < operations.len(), "most did not occur again: {never:?}");
 }
 
-/// Rings cannot be mapped, or not be watched, when larger ones replace them.
+/// Operations that fail at the start of a plain recording.
 #[test]
-fn rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence() {
-    let Some(_turn) = turn("rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence") else { return };
-    for (what, faults) in [("mapping", Faults::of_shared_mappings()), ("watching", Faults::of_watching())] {
-        let mut target = Case::Growth.target();
-        let (recording, address) = Case::Growth.recorder(target.pid(), 0).failing(&faults).serve();
-        // Once heapbpf serves figures, it is watching its rings. If it cannot do so at the start, it says so and
-        // records nothing.
-        assert_eq!(get(address, "/metrics").status, 200);
-        faults.fail_one_in(2);
-        let truth = Case::Growth.work(&mut target, &recording);
-        std::thread::sleep(Duration::from_millis(1200));
-        faults.fail_one_in(0);
-        let recorded = Recorded { outcome: recording.stop(), truth, pid: target.pid() };
-        println!("{what} rings failed {} times", faults.failed());
-        assert!(faults.failed() > 0, "{what}: no ring grew");
-        check(Case::Growth, what, &recorded);
-        assert!(target.end().success(), "the target came to harm");
+fn operations_on_maps_may_fail_at_the_start() {
+    let Some(_turn) = turn("operations_on_maps_may_fail_at_the_start") else { return };
+    let [operations, _] = operations(&[Case::Exact]);
+    println!("{operations:?}");
+    fail_at_the_start(&operations);
+}
+
+/// The long set: all operations of all cases.
+mod long {
+    use super::*;
+
+    /// Each operation of a running recording fails every other time. Identities hold, estimates are within their intervals
+    /// or flagged, and memory in use is correct afterwards.
+    #[test]
+    fn every_operation_on_a_map_may_fail_while_it_records() {
+        let name = "every_operation_on_a_map_may_fail_while_it_records";
+        let Some(_turn) = turn(name) else { return };
+        let [_, operations] = &operations(&cases(name));
+        // These must be among them, to make sure that watching works.
+        for map in ["TOTALS", "PROGRESS", "UNATTRIBUTED", "SLEEP", "LIVE", "TARGETS"] {
+            assert!(operations.keys().any(|operation| operation.map == map), "{map}: {operations:?}");
+        }
+        let never = with_each(operations, |operation, case| {
+            let faults = Faults::of_operation(operation);
+            let what = format!("{operation} fails, {case:?}");
+            let recorded = record(case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
+            check(case, &what, &recorded);
+            if faults.failed() == 0 {
+                // There were too few operations for one to fail.
+                let recorded = record(case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
+                check(case, &what, &recorded);
+            }
+            println!("{what}: {} times", faults.failed());
+            (faults.failed() == 0).then_some(what)
+        });
+        let never: Vec<String> = never.into_iter().flatten().collect();
+        println!("{} operations; {} did not occur again: {never:?}", operations.len(), never.len());
+        assert!(never.len() * 4 < operations.len(), "many did not occur again: {never:?}");
+    }
+
+    /// Each operation that any case performs at the start fails.
+    #[test]
+    fn every_operation_on_a_map_may_fail_at_the_start() {
+        let name = "every_operation_on_a_map_may_fail_at_the_start";
+        let Some(_turn) = turn(name) else { return };
+        fail_at_the_start(&operations(&cases(name))[0]);
+    }
+
+    /// Rings cannot be mapped, or not be watched, when larger ones replace them.
+    #[test]
+    fn rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence() {
+        let Some(_turn) = turn("rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence") else { return };
+        for (what, faults) in [("mapping", Faults::of_shared_mappings()), ("watching", Faults::of_watching())] {
+            let mut target = Case::Growth.target();
+            let (recording, address) = Case::Growth.recorder(target.pid(), 0).failing(&faults).serve();
+            // Once heapbpf serves figures, it is watching its rings. If it cannot do so at the start, it says so and
+            // records nothing.
+            assert_eq!(get(address, "/metrics").status, 200);
+            faults.fail_one_in(2);
+            let truth = Case::Growth.work(&mut target, &recording);
+            std::thread::sleep(Duration::from_millis(1200));
+            faults.fail_one_in(0);
+            let recorded = Recorded { outcome: recording.stop(), truth, pid: target.pid() };
+            println!("{what} rings failed {} times", faults.failed());
+            assert!(faults.failed() > 0, "{what}: no ring grew");
+            check(Case::Growth, what, &recorded);
+            assert!(target.end().success(), "the target came to harm");
+        }
     }
 }
