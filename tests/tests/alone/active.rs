@@ -67,9 +67,13 @@ fn busy() -> Beside {
     Beside::start(Command::new("/usr/bin/python3").args(["-c", BUSY]))
 }
 
-/// Whether a process that has nothing to do with a recording sees the C library's file unchanged.
+/// Whether a process that has nothing to do with a recording sees the C library's file unchanged. It does not have the
+/// name of a target.
 fn is_as_its_file() -> bool {
-    let status = Command::new("/usr/bin/python3").args(["-c", SAME]).arg(libc_file().expect("a C library")).status();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let bystander = dir.path().join("bystander");
+    std::os::unix::fs::symlink("/usr/bin/python3", &bystander).expect("a link");
+    let status = Command::new(bystander).args(["-c", SAME]).arg(libc_file().expect("a C library")).status();
     status.expect("Python runs").success()
 }
 
