@@ -230,11 +230,11 @@ impl Hooked {
             bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) });
             true
         };
-        for run in self.plan.runs(16, &read).unwrap() {
+        for (address, bytes) in self.plan.runs(16, &read).unwrap() {
             // SAFETY: the pages are mapped: they are the library's.
-            let before = unsafe { std::slice::from_raw_parts(run.address as *const u8, run.bytes.len()) };
-            self.restore.push((run.address, before.to_vec()));
-            map_text(run.address, &run.bytes, libc::MAP_FIXED);
+            let before = unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) };
+            self.restore.push((address, before.to_vec()));
+            map_text(address, &bytes, libc::MAP_FIXED);
         }
         self.lead(true);
     }
