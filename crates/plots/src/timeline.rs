@@ -49,7 +49,7 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
         let key = Key::Part(index + 1);
         let points = order.iter().zip(&stacks).map(|(profile, stacks)| {
             let is_same =
-                |it: &&StackFigures| (&it.group, &it.calls, &it.cut) == (&stack.group, &stack.calls, &stack.cut);
+                |it: &&StackFigures| (&it.group, &it.functions, &it.cut) == (&stack.group, &stack.functions, &stack.cut);
             let found = stacks.iter().find(is_same);
             let unseen = || {
                 let mut pool = Pool::default();

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::estimates::{Pool, intervals_used};
 use super::group::GroupBy;
 use super::model::{Process, Profile, Resident};
+use super::naming::told_apart;
 use super::report::FrameView;
 use super::report::chain::KnownOrigins;
 use super::units;
@@ -20,6 +21,7 @@ use heapbpf_statistics::growth::q_values;
 pub use csv::csv;
 use judge::Side;
 pub use stacks::DiffFrame;
+use stacks::Title;
 
 /// The false discovery rate: the largest expected share of false positives among stacks reported as significant.
 const FALSE_DISCOVERY_RATE: f64 = 0.05;
@@ -162,7 +164,7 @@ pub enum Verdict {
     Chance,
 }
 
-/// The change of all stacks with the same title.
+/// The change of all stacks that a function titles.
 #[derive(Clone, Debug, Serialize)]
 pub struct FunctionChange {
     /// Group, such as the process name; `old → new` if the program was renamed.
@@ -204,6 +206,10 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     let matched = stacks::matched(before, after, options.group_by, None);
     let mut known = KnownOrigins::default();
     let titled = stacks::matched(before, after, options.group_by, Some((options.frames, &mut known)));
+    let titles: Vec<Title> = titled.iter().map(|it| it.title(before, after, options.frames, &mut known)).collect();
+    let names: Vec<_> =
+        titled.iter().zip(&titles).map(|(it, title)| (&title.function, title.name.as_str(), &it.group)).collect();
+    let names = told_apart(&names);
     let (mut totals, mut changes, mut functions) = (Vec::new(), Vec::new(), Vec::new());
     for &value in values {
         let (e_before, e_after) = if value.is_inuse() { recordings(before, after) } else { exposures };
@@ -215,11 +221,16 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
         };
         let mut of_functions: Vec<FunctionChange> = titled
             .iter()
-            .filter(is_seen)
-            .map(|it| {
-                let (function, place) = it.title(before, after, options.frames, &mut known);
+            .zip(titles.iter().zip(&names))
+            .filter(|(it, _)| is_seen(it))
+            .map(|(it, (title, name))| {
                 let figures = judge::change(was, &it.before, is, &it.after, options);
-                FunctionChange { group: it.group.clone(), function, place, figures }
+                FunctionChange {
+                    group: it.group.clone(),
+                    function: name.clone(),
+                    place: title.place.clone(),
+                    figures,
+                }
             })
             .collect();
         correct(of_functions.iter_mut().map(|it| &mut it.figures), 0);

@@ -1,6 +1,8 @@
 //! Names of frames and modules.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::Hash;
 
 use super::model::{Frame, Profile};
 
@@ -26,6 +28,50 @@ pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, 
     }
     let module = profile.module_of(frame)?;
     Some(Cow::Owned(format!("{}+{:#x}", bare_name(&module.path), frame.function_start?)))
+}
+
+/// What tells the functions of a profile apart. Names that are shown are shorter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FunctionKey<'a> {
+    /// The full name.
+    pub name: Cow<'a, str>,
+    /// Name of the module, or path of the source file if there is no module.
+    pub home: Cow<'a, str>,
+}
+
+impl<'a> FunctionKey<'a> {
+    /// The function of a frame.
+    pub fn of(profile: &'a Profile, frame: &'a Frame) -> Self {
+        let module = profile.module_of(frame).map(|module| base_name(&module.path));
+        let home = module.or(frame.file.as_deref()).unwrap_or_default();
+        Self { home: home.into(), ..Self::named(frame_name(profile, frame)) }
+    }
+
+    /// Something that its name alone tells apart.
+    pub fn named(name: impl Into<Cow<'a, str>>) -> Self {
+        Self { name: name.into(), home: Cow::Borrowed("") }
+    }
+
+    /// The same key without a profile.
+    pub fn into_owned(self) -> FunctionKey<'static> {
+        FunctionKey { name: self.name.into_owned().into(), home: self.home.into_owned().into() }
+    }
+}
+
+/// The names under which the functions of a list are shown: short ones; where rows would look alike, full ones; and
+/// where those are alike, too, with their modules. Each row has its function, its short name, and what else it shows.
+pub fn told_apart<T: Eq + Hash>(rows: &[(&FunctionKey, &str, T)]) -> Vec<String> {
+    let (mut short, mut full) = (HashMap::new(), HashMap::new());
+    for (function, name, beside) in rows {
+        *short.entry((*name, beside)).or_insert(0) += 1;
+        *full.entry((&function.name, beside)).or_insert(0) += 1;
+    }
+    let name = |(function, name, beside): &(&FunctionKey, &str, T)| match &function.name {
+        full_name if full[&(full_name, beside)] > 1 => format!("{full_name} ({})", function.home),
+        full_name if short[&(*name, beside)] > 1 => full_name.clone().into_owned(),
+        _ => (*name).to_owned(),
+    };
+    rows.iter().map(name).collect()
 }
 
 /// Start of a function, parsed from the name that [`function_name`] gives to functions without a name.
@@ -273,6 +319,17 @@ mod tests {
         ] {
             assert_eq!(short_function(name), short, "{name}");
         }
+    }
+
+    #[test]
+    fn names_are_short_unless_rows_would_look_alike() {
+        let key = |name: &'static str, home: &'static str| FunctionKey { home: home.into(), ..FunctionKey::named(name) };
+        let keys = ["f(int)", "f(long)", "g(int)"].map(|name| key(name, "a.so"));
+        let [f, other, g] = &keys;
+        let (elsewhere, foreign) = (key("g(int)", "b.so"), key("h<int>()", "b.so"));
+        let rows = [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
+        let shown = ["f(int)", "f(long)", "g(int) (a.so)", "g(int) (b.so)", "f", "h"];
+        assert_eq!(told_apart(&rows), shown);
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod data;
 mod figure;
 mod figures;
 mod figures_of_stacks;
+mod functions;
 mod glibc;
 mod hooking;
 mod processes;

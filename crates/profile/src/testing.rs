@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
     Criterion, Frame, GO_RUNTIME, Header, InMemory, Lifetimes, Losses, Module, Octave, Placement, Process, Profile,
-    Resident, Row, RowKey, Stack, Unread,
+    Resident, Row, RowKey, SharedFrames, Stack, Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::growth::Growth;
@@ -254,6 +254,21 @@ pub fn small() -> Profile {
         counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),
         notes: vec!["worker \"x\" (4300) was counted for 50 % of its life".into()],
     }
+}
+
+/// A profile with a last row like its first one. A function has another name in each of the two, and no source line.
+pub fn with_overload(mut profile: Profile, function: &str, names: [&str; 2]) -> Profile {
+    profile.rows.push(profile.rows[0].clone());
+    let last = profile.rows.len() - 1;
+    for (index, name) in [(0, names[0]), (last, names[1])] {
+        let row = &mut profile.rows[index];
+        row.key.stack = Arc::new(row.key.stack.with_frames(&mut SharedFrames::default(), |frame| {
+            if frame.function.as_deref() == Some(function) {
+                (frame.function, frame.file, frame.line) = (Some(name.into()), None, None);
+            }
+        }));
+    }
+    profile
 }
 
 /// [`small`], with unknown figures in use for the second process.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::{ByAddress, Resident};
+use heapbpf_profile::naming::{FunctionKey, told_apart};
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Row, Stack};
@@ -47,9 +48,12 @@ pub(crate) struct Leaves {
     programs: Numbered<String>,
     /// Names of programs for display, from the last profile.
     program_names: Vec<String>,
-    calls: Numbered<Call>,
-    functions: Numbered<String>,
-    function_of_call: Vec<u32>,
+    calls: Numbered<(u32, Call)>,
+    functions: Numbered<FunctionKey<'static>>,
+    /// Names under which functions are shown.
+    function_names: Vec<String>,
+    /// Functions by their short names.
+    alike: HashMap<String, Vec<u32>, RandomState>,
     stack_keys: Numbered<StackKey>,
     stacks: Vec<StackIds>,
     /// Program and stack.
@@ -135,15 +139,16 @@ impl Leaves {
 
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
         let shown = self.frames.shown_of(profile, stack, &mut KnownOrigins::default());
-        let calls = self.frames.calls(profile, stack, &shown);
-        let mut calls: Vec<u32> = calls.into_iter().map(|call| self.call(call)).collect();
+        let functions = shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
+        let calls = functions.zip(self.frames.calls(profile, stack, &shown));
+        let mut calls: Vec<u32> = calls.map(|(function, call)| self.call(function, call)).collect();
         if calls.is_empty() {
-            calls.push(self.call(Call { name: NO_STACK.into(), ..Call::default() }));
+            calls.push(self.call(FunctionKey::named(NO_STACK), Call { name: NO_STACK.into(), ..Call::default() }));
         }
         let calls = fold_recursion(calls);
         let (id, is_new) = self.stack_keys.insert_full((calls.as_slice().into(), stack.cut.clone()));
         if is_new {
-            let functions = calls.iter().map(|(call, _)| self.function_of_call[*call as usize]);
+            let functions = calls.iter().map(|(call, _)| self.calls[*call as usize].0);
             let path: Vec<u32> = fold_recursion(functions).into_iter().map(|(function, _)| function).collect();
             let mut through = path.clone();
             through.sort_unstable();
@@ -153,12 +158,21 @@ impl Leaves {
         id as u32
     }
 
-    fn call(&mut self, call: Call) -> u32 {
-        let name = call.name.clone();
-        let (id, is_new) = self.calls.insert_full(call);
+    fn call(&mut self, function: FunctionKey<'_>, call: Call) -> u32 {
+        let function = self.function(function, &call.name);
+        self.calls.insert_full((function, call)).0 as u32
+    }
+
+    fn function(&mut self, function: FunctionKey<'_>, name: &str) -> u32 {
+        let (id, is_new) = self.functions.insert_full(function.into_owned());
         if is_new {
-            let function = self.functions.insert_full(name).0;
-            self.function_of_call.push(function as u32);
+            self.function_names.push(String::new());
+            let alike = self.alike.entry(name.to_owned()).or_default();
+            alike.push(id as u32);
+            let rows: Vec<_> = alike.iter().map(|&it| (&self.functions[it as usize], name, ())).collect();
+            for (it, name) in alike.iter().zip(told_apart(&rows)) {
+                self.function_names[*it as usize] = name;
+            }
         }
         id as u32
     }
@@ -195,28 +209,30 @@ impl Leaves {
 
     /// Name of a function.
     pub(crate) fn function_name(&self, function: u32) -> &str {
-        &self.functions[function as usize]
+        &self.function_names[function as usize]
     }
 
     /// For each function, whether its name or one of its places contains a lower-case text.
     pub(crate) fn functions_with(&self, text: &str) -> Vec<bool> {
         let mut with = vec![false; self.functions.len()];
-        for (call, function) in self.function_of_call.iter().enumerate() {
-            let Call { name, place, .. } = &self.calls[call];
-            with[*function as usize] |= name.to_lowercase().contains(text) || place.to_lowercase().contains(text);
+        for (function, Call { place, .. }) in &self.calls {
+            with[*function as usize] |= place.to_lowercase().contains(text);
+        }
+        for (with, name) in with.iter_mut().zip(&self.function_names) {
+            *with |= name.to_lowercase().contains(text);
         }
         with
     }
 
     /// A call.
     pub(crate) fn get_call(&self, call: u32) -> &Call {
-        &self.calls[call as usize]
+        &self.calls[call as usize].1
     }
 
     /// Source lines of the calls made by a function.
     pub(crate) fn places(&self, function: u32) -> Vec<&str> {
-        let of_function = self.function_of_call.iter().enumerate().filter(|(_, it)| **it == function);
-        let places = of_function.map(|(call, _)| self.calls[call].place.as_str()).filter(|place| !place.is_empty());
+        let of_function = self.calls.iter().filter(|(of, _)| *of == function);
+        let places = of_function.map(|(_, call)| call.place.as_str()).filter(|place| !place.is_empty());
         // Calls may differ only in the allocation function that they call.
         let mut known = HashSet::new();
         places.filter(|place| known.insert(*place)).collect()
@@ -245,6 +261,17 @@ mod tests {
         assert_eq!(leaves.stack_of(first[5]).cut.as_deref(), Some("stack copy too small"));
         let place = &leaves.get_call(leaves.stack_of(first[0]).calls[0].0).place;
         assert_eq!(place, "json.c:31");
+    }
+
+    #[test]
+    fn functions_whose_short_names_are_equal_are_two() {
+        let mut leaves = Leaves::default();
+        let profile = testing::with_overload(testing::small(), "grow", ["grow(int)", "grow(long)"]);
+        let rows = leaves.of_rows(&profile);
+        let name = |leaf: u32| leaves.function_name(leaves.stack_of(leaf).path[0]);
+        assert_eq!([rows[0], rows[rows.len() - 1]].map(name), ["grow(int)", "grow(long)"]);
+        // An inlined one in another row of the small profile keeps its own name, which is short.
+        assert_eq!(name(rows[1]), "grow");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use heapbpf_profile::diff::{Change, Diff, DiffFrame, Direction, FunctionChange, StackChange, Verdict};
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
-use heapbpf_profile::report::text::{Column, Style, Table, clip, width, wrap};
+use heapbpf_profile::report::text::{Column, Style, Table, clip_middle, width, wrap};
 use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
 
@@ -112,7 +112,7 @@ fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<St
         let mut table = Table::new(columns);
         for (number, change) in (1..).zip(shown) {
             let mut cells = cells(number.to_string(), &change.figures);
-            cells.extend(has_names.then(|| clip(&name(change), options.width * 2 / 5)));
+            cells.extend(has_names.then(|| clip_middle(&name(change), options.width * 2 / 5)));
             table.row(cells);
         }
         table
@@ -123,7 +123,7 @@ fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<St
     let mut lines = vec![head];
     for (row, change) in rows.into_iter().zip(shown) {
         lines.push(row);
-        lines.extend((!has_names).then(|| format!("      {}", clip(&name(change), options.width.saturating_sub(6)))));
+        lines.extend((!has_names).then(|| format!("      {}", clip_middle(&name(change), options.width.saturating_sub(6)))));
     }
     lines
 }

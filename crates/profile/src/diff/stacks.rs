@@ -12,9 +12,9 @@ use crate::group::{GroupBy, Groups};
 use crate::intern::Strings;
 use crate::loss_bounds::LostOf;
 use crate::model::{Frame, Profile, Stack};
-use crate::naming::frame_name;
+use crate::naming::{FunctionKey, frame_name};
 use crate::report::FrameView;
-use crate::report::chain::KnownOrigins;
+use crate::report::chain::{Call, KnownOrigins};
 
 /// A stack with its samples in both profiles.
 pub(super) struct Matched {
@@ -27,17 +27,22 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// Title of the stack: function and place.
-    pub(super) fn title(
-        &self,
-        before: &Profile,
-        after: &Profile,
+    /// Title of the stack.
+    pub(super) fn title<'a>(
+        &'a self,
+        before: &'a Profile,
+        after: &'a Profile,
         view: FrameView,
         known: &mut KnownOrigins,
-    ) -> (String, String) {
+    ) -> Title<'a> {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
-        title(profile, stack, view, known).unwrap_or_else(|| (self.function.clone(), String::new()))
+        let Some(frame) = title(profile, stack, view, known) else {
+            let function = FunctionKey::named(&self.function);
+            return Title { function, name: self.function.clone(), place: String::new() };
+        };
+        let Call { name, place, .. } = view.call(profile, frame);
+        Title { function: FunctionKey::named(frame_name(profile, frame)), name, place }
     }
 
     pub(super) fn frames(
@@ -85,11 +90,25 @@ pub(super) fn total(profile: &Profile) -> Pool {
     pool
 }
 
-/// Title of a stack: function and place. `None` if it has no frames.
-fn title(profile: &Profile, stack: &Stack, view: FrameView, known: &mut KnownOrigins) -> Option<(String, String)> {
-    let first = *view.shown_of(profile, stack, known).frames.first()?;
-    let call = view.call(profile, &stack.frames[first]);
-    Some((call.name, call.place))
+/// The title of a stack.
+pub(super) struct Title<'a> {
+    /// The full name of the function. Modules do not tell functions of two profiles apart, because their names change
+    /// from version to version.
+    pub(super) function: FunctionKey<'a>,
+    /// The short name.
+    pub(super) name: String,
+    /// Its file and line, or its module.
+    pub(super) place: String,
+}
+
+/// The frame that titles a stack. `None` if it has no frames.
+fn title<'a>(
+    profile: &Profile,
+    stack: &'a Stack,
+    view: FrameView,
+    known: &mut KnownOrigins,
+) -> Option<&'a Arc<Frame>> {
+    view.shown_of(profile, stack, known).frames.first().map(|first| &stack.frames[*first])
 }
 
 /// The only group of a profile; `None` if there are none or several.
@@ -123,7 +142,8 @@ pub(super) fn matched(
             };
             let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| match &mut titles {
                 Some((view, known)) => {
-                    title(profile, &row.key.stack, *view, known).map(|(name, _)| names.id(&name)).into_iter().collect()
+                    let title = title(profile, &row.key.stack, *view, known);
+                    title.map(|frame| names.id(&frame_name(profile, frame))).into_iter().collect()
                 }
                 None => row.key.stack.frames.iter().map(|frame| names.id(&frame_name(profile, frame))).collect(),
             });

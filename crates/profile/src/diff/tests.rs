@@ -322,3 +322,18 @@ fn losses_before_do_not_make_growth_significant() {
     assert!(share(grew) < 0.086 && share(grew_by_two) < 0.086, "{grew} {grew_by_two}");
     assert!(share(grew_unaware) > 1.0 / 3.0, "{grew_unaware}");
 }
+
+/// Shortening is for display only: an overload that is gone is not hidden by another one.
+#[test]
+fn functions_are_compared_by_their_full_names() {
+    let before = testing::with_overload(testing::small().only_process(0), "grow", ["grow(int)", "grow(long)"]);
+    let mut after = before.clone();
+    after.rows.pop();
+    let found = diff(&before, &after, &options(Value::InuseSpace));
+    let direction = |name: &str| {
+        let mut named = found.functions.iter().filter(|it| it.function == name);
+        named.next().map(|it| it.figures.direction)
+    };
+    assert_eq!(direction("grow(int)"), Some(Direction::Same));
+    assert_eq!(direction("grow(long)"), Some(Direction::Gone));
+}

@@ -9,7 +9,8 @@ use super::summary::{MOST_LINES, listed_in, missed_lines};
 use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, rate, without_suspects};
 use super::{Context, ReportOptions, plural};
 use crate::model::{Criterion, Profile};
-use crate::report::text::{Style, clip};
+use crate::naming::{FunctionKey, told_apart};
+use crate::report::text::{Style, clip, clip_middle};
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
@@ -38,7 +39,7 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
 }
 
 /// Lines of the answer, without the line of the largest functions.
-pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String> {
+pub(super) fn without_places<'a>(context: &Context<'a>, groups: &[Group<'a>]) -> Vec<String> {
     let all = judged_groups(context);
     let found = find(context, &all);
     let mut lines = Vec::new();
@@ -55,34 +56,36 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
 }
 
 /// The largest functions with their shares.
-fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
+fn places<'a>(context: &Context<'a>, groups: &[Group<'a>]) -> Vec<(Style, String)> {
     let total = context.whole.total(context.sort);
     if total <= 0.0 {
         return Vec::new();
     }
     // The groups are sorted, so the first place found for a function is the one of its largest stack.
-    let mut functions: IndexMap<String, (String, f64)> = IndexMap::new();
+    let mut functions: IndexMap<FunctionKey, (Call, f64)> = IndexMap::new();
     for group in groups {
-        let Some((Call { name, place, .. }, _)) = group.chain(context).into_iter().next() else { continue };
-        functions.entry(name).or_insert((place, 0.0)).1 += group.pool.total(context.sort);
+        let Some((call, _)) = group.chain(context).into_iter().next() else { continue };
+        functions.entry(group.function(context)).or_insert((call, 0.0)).1 += group.pool.total(context.sort);
     }
     functions.sort_by(|_, a, _, b| b.1.total_cmp(&a.1));
-    let large = functions.into_iter().take(PLACES).filter(|(_, (_, of))| of / total >= LEAST_SHARE);
-    let text = |(name, (place, of)): (String, (String, f64))| {
+    functions.truncate(PLACES);
+    let names: Vec<_> = functions.iter().map(|(key, (call, _))| (key, call.name.as_str(), &call.place)).collect();
+    let large = functions.values().zip(told_apart(&names)).filter(|((_, of), _)| of / total >= LEAST_SHARE);
+    let text = |((Call { place, .. }, of), name): (&(Call, f64), String)| {
         let at = if place.is_empty() { String::new() } else { format!(" {place}") };
-        format!("{} {}", clip(&format!("{name}{at}"), context.width / 2), units::share(of / total))
+        format!("{} {}", clip_middle(&format!("{name}{at}"), context.width / 2), units::share(of / total))
     };
     large.map(|function| (Style::Plain, text(function))).collect()
 }
 
 /// What grows most, and why it is suspected.
-fn growth(context: &Context, groups: &[Group], found: &SuspectFindings) -> String {
+fn growth<'a>(context: &Context<'a>, groups: &[Group<'a>], found: &SuspectFindings<'a>) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
         let Growing { program, name, how_much, why, .. } = growing_of(context, groups, first);
         // Of several programs, the first question is which one grows.
         let is_only = program.is_empty() || context.profile.number_of_processes() == 1;
         let lead = if is_only { String::new() } else { clip(&program, context.width / 4) + ": " };
-        let name = lead + &clip(&name, context.width / 3);
+        let name = lead + &clip_middle(&name, context.width / 3);
         let more = match others.len() as u64 {
             0 => String::new(),
             more => format!("; and {}", plural(more, "other function")),
@@ -129,7 +132,7 @@ pub fn growing(profile: &Profile, confidence: f64, most: usize) -> Option<Vec<Gr
     is_known.then(|| growing.collect())
 }
 
-fn growing_of(context: &Context, groups: &[Group], suspect: &Suspect) -> Growing {
+fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect<'a>) -> Growing {
     let how_much = match &suspect.grown {
         Some(grown) => {
             let (rate, bounds) = rate(grown);

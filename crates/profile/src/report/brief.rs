@@ -7,7 +7,8 @@ use super::figures::FigureTable;
 use super::stacks::{Group, groups};
 use super::{Context, answer, plural, processes, remarks, resident};
 use crate::estimates::Pool;
-use crate::naming::base_name;
+use crate::intern::NO_STACK;
+use crate::naming::{FunctionKey, base_name, told_apart};
 use crate::report::text::{Column, Style, clip, clip_start, width};
 use crate::units;
 
@@ -56,8 +57,9 @@ fn section(lines: Vec<String>) -> Vec<String> {
     if lines.is_empty() { lines } else { std::iter::once(String::new()).chain(lines).collect() }
 }
 
-/// All stacks with the same title.
-struct Function {
+/// All stacks that a function titles.
+struct Function<'a> {
+    key: FunctionKey<'a>,
     /// Program of the stacks, if they are grouped.
     program: String,
     /// The function, and the suffix after its name.
@@ -65,14 +67,15 @@ struct Function {
     pool: Pool,
 }
 
-/// Groups the stacks by their titles, largest first.
-fn by_title(context: &Context, groups: &[Group]) -> Vec<Function> {
-    let mut functions: IndexMap<(String, String), Function> = IndexMap::new();
+/// Groups the stacks by the functions that title them, largest first.
+fn by_title<'a>(context: &Context<'a>, groups: &[Group<'a>]) -> Vec<Function<'a>> {
+    let mut functions: IndexMap<(String, FunctionKey), Function> = IndexMap::new();
     for group in groups {
-        let title = title(context, group);
-        let program = group.name.clone().into_owned();
-        let function = functions.entry((program.clone(), title.0.clone()));
-        let function = function.or_insert_with(|| Function { program, title, pool: Pool::default() });
+        let (program, key) = (group.name.clone().into_owned(), group.function(context));
+        let function = functions.entry((program.clone(), key.clone())).or_insert_with(|| {
+            let title = title(context, group);
+            Function { key, program, title, pool: Pool::default() }
+        });
         group.rows.iter().for_each(|row| function.pool.add(row));
     }
     let mut functions: Vec<Function> = functions.into_values().collect();
@@ -83,7 +86,7 @@ fn by_title(context: &Context, groups: &[Group]) -> Vec<Function> {
 
 /// Fits the program and the function into the column. A long function name loses its beginning, which is the least
 /// informative part.
-fn fitted(context: &Context, program: &str, (function, about): &(String, String)) -> String {
+fn fitted(context: &Context, program: &str, function: &str, about: &str) -> String {
     let columns = context.width * 2 / 5;
     let lead = if program.is_empty() { String::new() } else { clip(program, columns / 2) + ": " };
     let about = clip(about, columns / 2);
@@ -93,7 +96,7 @@ fn fitted(context: &Context, program: &str, (function, about): &(String, String)
 
 /// The title of a stack: the function, and a suffix with its place and with what it called to allocate.
 fn title(context: &Context, group: &Group) -> (String, String) {
-    let Some((call, _)) = group.chain(context).into_iter().next() else { return ("[no stack]".into(), String::new()) };
+    let Some((call, _)) = group.chain(context).into_iter().next() else { return (NO_STACK.into(), String::new()) };
     let processes = &context.profile.processes;
     let exe = processes.get(group.row.key.process).map_or("", |process| base_name(&process.exe));
     // The name of the executable would add nothing.
@@ -104,7 +107,7 @@ fn title(context: &Context, group: &Group) -> (String, String) {
 }
 
 /// The table of functions, and the notes about its error bars.
-fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, Vec<String>) {
+fn functions<'a>(context: &Context<'a>, groups: &[Group<'a>], most: usize) -> (Vec<String>, Vec<String>) {
     let all = by_title(context, groups);
     if all.is_empty() {
         return Default::default();
@@ -114,8 +117,9 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
     let program = &shown[0].program;
     // If all rows belong to one program, the heading names it.
     let is_common = shown.iter().all(|function| function.program == *program);
-    for Function { program, title, pool } in shown {
-        table.row(context, pool, vec![fitted(context, if is_common { "" } else { program }, title)]);
+    let names: Vec<_> = shown.iter().map(|it| (&it.key, it.title.0.as_str(), (&it.program, &it.title.1))).collect();
+    for (Function { program, title, pool, .. }, name) in shown.iter().zip(told_apart(&names)) {
+        table.row(context, pool, vec![fitted(context, if is_common { "" } else { program }, &name, &title.1)]);
     }
     let (header, rows) = table.lines(context);
     let of = if is_common && !program.is_empty() {

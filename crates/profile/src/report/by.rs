@@ -2,19 +2,20 @@
 
 use std::str::FromStr;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexMap;
 
 use super::Context;
-use super::chain::FrameView;
 use super::figures::FigureTable;
+use super::functions::Named;
 use super::size::{self, Sizes};
 use super::stacks::shown_frames;
 use crate::estimates::Pool;
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
 use crate::model::{Frame, Profile};
+use crate::naming::FunctionKey;
 use crate::report::figure::FigureText;
-use crate::report::text::{Column, Style, clip, clip_start, wrap};
+use crate::report::text::{Column, Style, clip, clip_middle, clip_start, wrap};
 use crate::units;
 
 /// What the rows of a report's main table are.
@@ -110,6 +111,7 @@ pub(super) fn section(context: &Context, by: By, most: usize) -> Vec<String> {
         // The end of a path is the most informative part.
         let name = match by {
             By::File | By::Module => clip_start(name, context.width / 3),
+            By::Function => clip_middle(name, context.width / 3),
             _ => clip(name, context.width / 3),
         };
         let cells = match by {
@@ -151,26 +153,31 @@ pub(super) struct Entry {
     sizes: Option<Sizes>,
 }
 
-/// The row name that a frame counts towards.
-fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String {
-    let module = || profile.module_of(frame).map(|module| module.path.to_string());
-    match by {
-        By::Module => module().unwrap_or_else(|| "[no module]".into()),
-        By::File => match &frame.file {
-            Some(file) => file.to_string(),
-            None => module().map_or_else(|| "[no file]".into(), |module| format!("[no file known: {module}]")),
+/// The row that a frame counts towards.
+fn row_of<'a>(profile: &'a Profile, by: By, frame: &'a Frame) -> FunctionKey<'a> {
+    let module = profile.module_of(frame).map(|module| &*module.path);
+    match (by, &frame.file) {
+        (By::Module, _) => FunctionKey::named(module.unwrap_or("[no module]")),
+        (By::File, Some(file)) => FunctionKey::named(&**file),
+        (By::File, None) => match module {
+            Some(module) => FunctionKey::named(format!("[no file known: {module}]")),
+            None => FunctionKey::named("[no file]"),
         },
-        _ => view.call(profile, frame).name,
+        _ => FunctionKey::of(profile, frame),
     }
 }
 
 /// Entries by frame, sorted by what is allocated through them.
 fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     let interned = Interned::new(context.profile);
-    let mut names = IndexSet::new();
     let view = context.options.frames;
-    let entry_of_frame: Vec<usize> =
-        interned.frames.iter().map(|frame| names.insert_full(name_of(context.profile, by, view, frame)).0).collect();
+    let row = |frame| row_of(context.profile, by, frame);
+    let name = |frame| match by {
+        By::Function => view.name(context.profile, frame),
+        _ => row(frame).name.into_owned(),
+    };
+    let (rows, entry_of_frame) = Named::of_frames(&interned, row, name);
+    let names = rows.told_apart(0..rows.0.len());
     let mut entries: Vec<Entry> = names.into_iter().map(|name| Entry { name, ..Entry::default() }).collect();
     let of_stack: Vec<(Vec<usize>, Option<usize>)> = shown_frames(context, &interned, view)
         .into_iter()

@@ -52,14 +52,7 @@ impl FrameView {
 
     /// The frame as an element of a chain.
     pub fn call(&self, profile: &Profile, frame: &Frame) -> Call {
-        let module = profile.module_of(frame).map_or("", |module| base_name(&module.path));
-        let place = match (&frame.file, frame.line) {
-            (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
-            (Some(file), None) => base_name(file).into(),
-            // The name already contains the location.
-            _ if frame.function.is_none() => String::new(),
-            _ => module.into(),
-        };
+        let place = place(profile, frame);
         let is_module = frame.file.is_none() && !place.is_empty();
         Call { name: self.name(profile, frame), place, is_module, via: String::new() }
     }
@@ -100,6 +93,17 @@ impl FrameView {
             first.via = word(profile, &stack.frames[*via]);
         }
         calls
+    }
+}
+
+/// The place of a call: `file:line`, or the module.
+pub fn place(profile: &Profile, frame: &Frame) -> String {
+    match (&frame.file, frame.line) {
+        (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
+        (Some(file), None) => base_name(file).into(),
+        // The name already contains the location.
+        _ if frame.function.is_none() => String::new(),
+        _ => profile.module_of(frame).map_or("", |module| base_name(&module.path)).into(),
     }
 }
 

@@ -173,7 +173,7 @@ fn of_tree(context: &Context, tree: &Tree) -> Table {
         nodes[ROOT].children.iter().rev().map(|&child| (child, 0, None)).collect();
     while let Some((node, depth, parent)) = open.pop() {
         let number = rows.len();
-        let Node { name, pool, children } = &nodes[node];
+        let Node { name, pool, children, .. } = &nodes[node];
         let keys = vec![json!(number), json!(parent), json!(depth), json!(name)];
         rows.push(Row { keys, pool: pool.clone(), more: Vec::new() });
         open.extend(children.iter().rev().map(|&child| (child, depth + 1, Some(number))));

@@ -3,8 +3,9 @@
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
+use super::chain::Chain;
 use super::stacks::{StackKeyKind, groups_by};
-use super::{Context, ReportOptions};
+use super::{Context, FrameView, ReportOptions};
 use crate::estimates::Pool;
 use crate::group::Groups;
 use crate::model::{Lifetimes, Profile};
@@ -14,8 +15,10 @@ use crate::model::{Lifetimes, Profile};
 pub struct StackFigures {
     /// Name of its group (program, process, …), the same in other recordings; empty if stacks are not grouped.
     pub group: String,
-    /// Names of its functions, innermost first.
+    /// Short names of its functions, innermost first.
     pub calls: Vec<String>,
+    /// Full names of its functions, innermost first, which tell it apart from other stacks.
+    pub functions: Vec<String>,
     /// Why the stack is incomplete; `None` if it is complete.
     pub cut: Option<String>,
     /// Its samples.
@@ -31,9 +34,12 @@ pub struct StackFigures {
 pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<StackFigures> {
     let context = Context::new(profile, options);
     let names = Groups::comparable(profile, context.group_by);
+    let names_of = |chain: Chain| chain.into_iter().map(|(call, _)| call.name).collect();
+    let full = FrameView { full_names: true, ..context.options.frames };
     let figures = |group: &super::stacks::Group| StackFigures {
         group: names.name(group.row).into_owned(),
-        calls: group.chain(&context).into_iter().map(|(call, _)| call.name).collect(),
+        calls: names_of(group.chain(&context)),
+        functions: names_of(group.chain_in(&context, full)),
         cut: group.cut.as_deref().map(str::to_owned),
         pool: group.pool.clone(),
         lifetimes: survival::pooled(&group.lifetimes),

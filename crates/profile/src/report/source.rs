@@ -11,6 +11,7 @@ use super::{FigureText, ReportOptions};
 use crate::estimates::Pool;
 use crate::intern::Interned;
 use crate::model::{Frame, Profile};
+use crate::naming::{FunctionKey, told_apart};
 use crate::value::Value;
 
 /// Maximum number of functions that are shown, and so of source files that are asked for.
@@ -95,12 +96,12 @@ struct Function<'a> {
 fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
     let (profile, view) = (context.profile, context.options.frames);
     let interned = Interned::new(profile);
-    let mut functions: IndexMap<(String, &str), Function> = IndexMap::new();
+    let mut functions: IndexMap<(FunctionKey, &str), Function> = IndexMap::new();
     let place = |&frame: &&'a Frame| -> Option<(usize, u32)> {
         let (file, line) = (frame.file.as_deref()?, frame.line.filter(|line| *line > 0)?);
-        let function = functions.entry((view.name(profile, frame), file));
+        let function = functions.entry((FunctionKey::of(profile, frame), file));
         let number = function.index();
-        function.or_insert_with_key(|(name, _)| Function { name: name.clone(), file, ..Function::default() });
+        function.or_insert_with(|| Function { name: view.name(profile, frame), file, ..Function::default() });
         Some((number, line))
     };
     let place_of_frame: Vec<Option<(usize, u32)>> = interned.frames.iter().map(place).collect();
@@ -119,8 +120,11 @@ fn functions<'a>(context: &Context<'a>) -> Vec<Function<'a>> {
             function.lines.entry(line).or_default().add(row);
         }
     }
+    let names: Vec<_> = functions.iter().map(|((key, file), it)| (key, it.name.as_str(), file)).collect();
+    let names = told_apart(&names).into_iter();
+    let functions = names.zip(functions.into_values()).map(|(name, function)| Function { name, ..function });
     let size = |function: &Function| function.pool.total(context.sort);
-    let mut functions: Vec<Function> = functions.into_values().filter(|function| size(function) > 0.0).collect();
+    let mut functions: Vec<Function> = functions.filter(|function| size(function) > 0.0).collect();
     functions.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| (&a.name, a.file).cmp(&(&b.name, b.file))));
     functions
 }

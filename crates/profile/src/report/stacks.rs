@@ -1,17 +1,19 @@
 //! The table of top stacks.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::{IndexMap, IndexSet};
 
 use super::Context;
 use super::chain::{self, Call, Chain, FrameView};
 use super::figures::FigureTable;
+use super::functions::Named;
 use crate::estimates::Pool;
 use crate::group::Groups;
-use crate::intern::Interned;
+use crate::intern::{Interned, NO_STACK};
 use crate::model::{Lifetimes, Row};
+use crate::naming::FunctionKey;
 use crate::origin::{Origin, Shown};
 use crate::report::text::Style;
 use crate::units;
@@ -39,9 +41,10 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     let about = format!(" · {of}{}", table.about_intervals(context));
     let (header, rows) = table.lines(context);
     let mut lines = vec![context.headed(&title, &about), header];
-    for (row, group) in rows.into_iter().zip(shown) {
+    let chains = chains_apart(context, shown.iter());
+    for ((row, group), chain) in rows.into_iter().zip(shown).zip(&chains) {
         lines.push(row);
-        lines.extend(group.calls(context, STACK_LINES));
+        lines.extend(group.calls(context, chain, STACK_LINES));
         let lives = lifetimes(group).map(|text| context.paint(Style::Dim, &text));
         lines.extend(lives.map(|line| format!("{:INDENT$}{line}", "")));
     }
@@ -82,27 +85,54 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Its calls on at most `limit` lines, indented.
-    pub(super) fn calls(&self, context: &Context, limit: usize) -> Vec<String> {
+    /// Calls, mostly its own, on at most `limit` lines, indented.
+    pub(super) fn calls(&self, context: &Context, chain: &Chain, limit: usize) -> Vec<String> {
         let (lead, cut, columns) = (self.name.as_ref(), self.cut.as_deref(), context.width - INDENT);
-        let lines = chain::lines(&self.chain(context), lead, cut, columns, limit, context.options.color);
+        let lines = chain::lines(chain, lead, cut, columns, limit, context.options.color);
         lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
     }
 
     pub(super) fn chain(&self, context: &Context) -> Chain {
-        let calls = context.options.frames.calls(context.profile, &self.row.key.stack, &self.shown);
+        self.chain_in(context, context.options.frames)
+    }
+
+    pub(super) fn chain_in(&self, context: &Context, view: FrameView) -> Chain {
+        let (profile, stack) = (context.profile, &self.row.key.stack);
+        let functions = self.shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
         // Recursion is detected by function; the first location is shown.
-        let folded = chain::fold_recursion(calls.iter().map(ByName));
-        folded.into_iter().map(|(item, repeated)| (item.0.clone(), repeated)).collect()
+        let calls = functions.zip(view.calls(profile, stack, &self.shown)).map(|(function, call)| Site { function, call });
+        chain::fold_recursion(calls).into_iter().map(|(site, repeated)| (site.call, repeated)).collect()
     }
 }
 
-#[derive(Clone, Copy)]
-struct ByName<'a>(&'a Call);
+impl<'a> Group<'a> {
+    /// The function that titles it.
+    pub(super) fn function(&self, context: &Context<'a>) -> FunctionKey<'a> {
+        let first = self.shown.frames.first().map(|at| &self.row.key.stack.frames[*at]);
+        first.map_or_else(|| FunctionKey::named(NO_STACK), |frame| FunctionKey::of(context.profile, frame))
+    }
+}
 
-impl PartialEq for ByName<'_> {
+/// The calls of groups that stand in one list. Those that would look alike have full names.
+pub(super) fn chains_apart<'a>(context: &Context, groups: impl Iterator<Item = &'a Group<'a>> + Clone) -> Vec<Chain> {
+    let looks: Vec<_> = groups.clone().map(|group| (&group.name, &group.cut, group.chain(context))).collect();
+    let mut alike: HashMap<_, usize> = HashMap::new();
+    looks.iter().for_each(|look| *alike.entry(look).or_default() += 1);
+    let full = FrameView { full_names: true, ..context.options.frames };
+    let shown = groups.zip(&looks);
+    shown.map(|(group, look)| if alike[look] == 1 { look.2.clone() } else { group.chain_in(context, full) }).collect()
+}
+
+/// A call that equals all others of its function.
+#[derive(Clone)]
+struct Site<'a> {
+    function: FunctionKey<'a>,
+    call: Call,
+}
+
+impl PartialEq for Site<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.0.name == other.0.name
+        self.function == other.function
     }
 }
 
@@ -115,7 +145,7 @@ pub(super) enum StackKeyKind {
     /// Their calls with recursion folded, including source lines. Lines of functions that recurse anywhere in the
     /// profile do not count, because a recursion may end at any of these lines.
     Calls,
-    /// Function names, with recursion folded.
+    /// Functions, with recursion folded.
     Functions,
 }
 
@@ -132,21 +162,22 @@ pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
 
 /// The key of each stack of the profile. Stacks with equal keys are merged.
 fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown: &[Vec<u32>]) -> Vec<Box<[u32]>> {
-    let view = context.options.frames;
-    let calls: Vec<Call> = interned.frames.iter().map(|frame| view.call(context.profile, frame)).collect();
+    let (_, functions) = Named::of_frames(interned, |frame| FunctionKey::of(context.profile, frame), |_| String::new());
     let frames = |stack: u32| shown[stack as usize].iter().map(|&frame| frame as usize);
     let stacks = 0..interned.stacks.len() as u32;
-    let mut recursive: HashSet<&str> = HashSet::new();
+    let mut recursive: HashSet<usize> = HashSet::new();
     if kind == StackKeyKind::Calls {
-        let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| &*calls[at].name)));
-        recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(name, _)| name));
+        let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| functions[at])));
+        recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(function, _)| function));
     }
-    let mut ids: IndexSet<(&str, &str)> = IndexSet::new();
-    let id_of_frame: Vec<u32> = calls
+    let mut ids: IndexSet<(usize, String)> = IndexSet::new();
+    let id_of_frame: Vec<u32> = functions
         .iter()
-        .map(|call| {
-            let has_place = kind == StackKeyKind::Calls && !recursive.contains(call.name.as_str());
-            ids.insert_full((&call.name, if has_place { &call.place } else { "" })).0 as u32
+        .zip(&interned.frames)
+        .map(|(function, frame)| {
+            let has_place = kind == StackKeyKind::Calls && !recursive.contains(function);
+            let place = if has_place { chain::place(context.profile, frame) } else { String::new() };
+            ids.insert_full((*function, place)).0 as u32
         })
         .collect();
     let key = |stack| {
@@ -228,7 +259,7 @@ mod tests {
     use std::sync::Arc;
 
     use crate::model::{Profile, Stack};
-    use crate::report::{ReportOptions, report};
+    use crate::report::{By, ReportOptions, report};
     use crate::testing;
 
     /// The small profile with one more row, whose stack differs from another only in the line of one function.
@@ -241,6 +272,21 @@ mod tests {
         row.key.stack = stack.into();
         profile.rows.push(row);
         profile
+    }
+
+    /// Overloads without source lines are two functions, whose stacks do not look alike.
+    #[test]
+    fn functions_whose_short_names_are_equal_have_stacks_of_their_own() {
+        let mut profile = testing::with_overload(testing::small().only_process(0), "grow", ["grow(int)", "grow(long)"]);
+        let overload = profile.rows.pop().expect("a row");
+        let mut profile = Profile { rows: vec![profile.rows[0].clone(), overload], ..profile };
+        let stacks = |profile: &Profile, by| report(profile, &ReportOptions { by, width: 120, ..ReportOptions::default() });
+        let text = stacks(&profile, By::Stack);
+        assert!(text.contains("all 2 stacks") && text.contains(" grow(int) ") && text.contains(" grow(long) "), "{text}");
+        // One of them alone is short.
+        profile.rows.pop();
+        let text = stacks(&profile, By::Stack);
+        assert!(text.contains("the only stack") && text.contains(" grow libjson.so"), "{text}");
     }
 
     #[test]

@@ -10,12 +10,13 @@ use heapbpf_statistics::growth::q_values;
 use heapbpf_statistics::outliving::{self, Octave, Outliving};
 use indexmap::IndexMap;
 
-use super::stacks::{Group, INDENT, judged_groups};
+use super::stacks::{Group, INDENT, chains_apart, judged_groups};
 use super::{Context, plural};
 use crate::diff::growth::{FEWEST, Grown, growth};
 use crate::group::Groups;
 use crate::intern::NO_STACK;
 use crate::model::Row;
+use crate::naming::{FunctionKey, told_apart};
 use crate::report::figure::rate_text;
 use crate::report::text::{Style, wrap};
 use crate::units;
@@ -68,7 +69,8 @@ impl Why {
 
 /// A function with its suspected stacks.
 pub(super) struct Suspect<'a> {
-    /// Name of the function.
+    function: FunctionKey<'a>,
+    /// Name under which the function is shown.
     pub(super) name: String,
     /// Its stacks, the fastest-growing first.
     pub(super) stacks: Vec<&'a Group<'a>>,
@@ -78,13 +80,13 @@ pub(super) struct Suspect<'a> {
     pub(super) grown: Option<Grown>,
 }
 
-impl Suspect<'_> {
+impl<'a> Suspect<'a> {
     /// Whether another stack of the function frees blocks, among all `groups` that were judged.
-    pub(super) fn frees_elsewhere(&self, context: &Context, groups: &[Group]) -> bool {
+    pub(super) fn frees_elsewhere(&self, context: &Context<'a>, groups: &[Group<'a>]) -> bool {
         let Some(first) = self.stacks.first() else { return false };
         let frees = |group: &&Group| ages(group).iter().any(|octave| octave.freed > 0);
         let mut freeing = groups.iter().filter(|group| group.name == first.name).filter(frees);
-        freeing.any(|group| title(context, group) == self.name)
+        freeing.any(|group| group.function(context) == self.function)
     }
 
     pub(super) fn inuse_bytes(&self) -> f64 {
@@ -137,13 +139,8 @@ fn sort_by_growth<T>(all: &mut [T], of: impl Fn(&T) -> (Option<Grown>, f64)) {
     });
 }
 
-/// The program function that titles a stack.
-fn title(context: &Context, group: &Group) -> String {
-    group.chain(context).into_iter().next().map_or_else(|| NO_STACK.to_owned(), |(call, _)| call.name)
-}
-
 /// Judges stacks.
-pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> SuspectFindings<'a> {
+pub(super) fn find<'a>(context: &Context<'a>, groups: &'a [Group<'a>]) -> SuspectFindings<'a> {
     let confidence = context.options.confidence;
     let of = |group: &'a Group<'a>| {
         let has_changed = group.rows.iter().any(|row| row.growth.is_some());
@@ -181,19 +178,24 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> SuspectFin
     SuspectFindings { suspects, judged, full }
 }
 
-/// Combines stacks with the same title.
-fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<Suspect<'a>> {
-    let mut suspects: IndexMap<(String, String), Suspect> = IndexMap::new();
+/// Combines stacks that the same function titles.
+fn by_function<'a>(context: &Context<'a>, suspected: &[(&Judged<'a>, Why)]) -> Vec<Suspect<'a>> {
+    let mut suspects: IndexMap<(&str, FunctionKey), Suspect> = IndexMap::new();
     for (it, why) in suspected {
-        let name = title(context, it.group);
-        let suspect = suspects.entry((it.group.name.clone().into_owned(), name.clone()));
-        let suspect = suspect.or_insert_with(|| Suspect { name, stacks: Vec::new(), why: *why, grown: it.grown });
+        let function = it.group.function(context);
+        let suspect = suspects.entry((&it.group.name, function.clone())).or_insert_with(|| {
+            let name = it.group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
+            Suspect { function, name, stacks: Vec::new(), why: *why, grown: it.grown }
+        });
         if !suspect.stacks.is_empty() {
             suspect.why.add(why);
         }
         suspect.stacks.push(it.group);
     }
+    let names = suspects.iter().map(|((program, key), suspect)| (key, suspect.name.as_str(), program));
+    let names = told_apart(&names.collect::<Vec<_>>());
     let mut suspects: Vec<Suspect> = suspects.into_values().collect();
+    suspects.iter_mut().zip(names).for_each(|(suspect, name)| suspect.name = name);
     for suspect in suspects.iter_mut().filter(|suspect| suspect.stacks.len() > 1) {
         let rows: Vec<&Row> = suspect.stacks.iter().flat_map(|group| group.rows.iter().copied()).collect();
         suspect.grown = growth(context.profile, &rows, context.options.confidence);
@@ -303,7 +305,9 @@ fn listed(context: &Context, found: &SuspectFindings, most: usize) -> Vec<String
         let several = (suspect.stacks.len() > 1).then(|| format!(" · {} stacks", suspect.stacks.len()));
         let about = [in_use, several].into_iter().flatten().collect::<String>();
         lines.push(head(context, number, &figure, &about));
-        lines.extend(first.calls(context, STACK_LINES));
+        let mut chain = first.chain(context);
+        chain.iter_mut().take(1).for_each(|(call, _)| call.name.clone_from(&suspect.name));
+        lines.extend(first.calls(context, &chain, STACK_LINES));
         let holders = holders(context, suspect).map_or_else(String::new, |holders| format!("; {holders}"));
         lines.extend(indented(context, &(evidence(context, suspect) + &holders)));
     }
@@ -410,10 +414,11 @@ fn no_longer_growing(context: &Context, full: &[(&Group, f64)], most: usize) -> 
     }
     let about = format!(" · {}", plural(full.len() as u64, "stack"));
     let mut lines = vec![String::new(), context.headed("Full: nothing freed, and no longer growing", &about)];
-    for (number, (group, seconds)) in full.iter().take(most).enumerate() {
+    let chains = chains_apart(context, full.iter().take(most).map(|(group, _)| *group));
+    for (number, ((group, seconds), chain)) in full.iter().zip(&chains).enumerate() {
         let about = format!(", unchanged for {}", units::seconds(*seconds));
         lines.push(head(context, number, &held(context, group), &about));
-        lines.extend(group.calls(context, STACK_LINES));
+        lines.extend(group.calls(context, chain, STACK_LINES));
     }
     lines
 }

@@ -714,3 +714,38 @@ fn exact_figures_have_no_intervals_to_explain() {
     }
     assert!(!explains(&profile, true) && !explains(&profile, false));
 }
+
+/// Overloads, and functions of the same name in two modules, are rows of their own, which do not look alike.
+#[test]
+fn functions_whose_short_names_are_equal_are_told_apart() {
+    let profile = testing::with_overload(golden::leaking().only_process(0), "grow", ["grow(int)", "grow(long)"]);
+    let mut elsewhere = testing::with_overload(golden::leaking().only_process(0), "grow", ["grow", "grow"]);
+    if let Some(row) = elsewhere.rows.last_mut() {
+        let of_grow = |frame: &mut Frame| frame.module = frame.module.filter(|_| !frame.inlined).or(Some(0));
+        row.key.stack = Arc::new(row.key.stack.with_frames(&mut Default::default(), of_grow));
+    }
+    let default = || ReportOptions { width: 160, ..ReportOptions::default() };
+    for options in [
+        default(),
+        ReportOptions { brief: true, ..default() },
+        ReportOptions { by: By::Function, ..default() },
+        ReportOptions { suspects: true, ..default() },
+        ReportOptions { tree: Some(Tree::Down), ..default() },
+    ] {
+        let text = report(&profile, &options);
+        assert!(text.contains("grow(int)") && text.contains("grow(long)"), "{text}");
+        let text = report(&elsewhere, &options);
+        let has = |module: &str| text.contains(&format!("grow ({module})")) || text.contains(&format!("grow {module}"));
+        assert!(has("libjson.so") && (has("server") || options.brief), "{text}");
+    }
+    let names = |profile: &Profile| -> Vec<String> {
+        let growing = growing(profile, 0.95, 5).expect("known");
+        growing.into_iter().map(|it| it.name).filter(|name| name.starts_with("grow")).collect()
+    };
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    assert_eq!(sorted(names(&profile)), ["grow(int)", "grow(long)"]);
+    assert_eq!(sorted(names(&elsewhere)), ["grow (libjson.so)", "grow (server)"]);
+}

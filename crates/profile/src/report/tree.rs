@@ -6,12 +6,14 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use regex::Regex;
 
 use super::figures::FigureTable;
+use super::functions::Named;
 use super::stacks::{INDENT, shown_frames};
 use super::{Context, chain};
 use crate::estimates::Pool;
 use crate::filter::matches;
 use crate::group::Groups;
 use crate::intern::Interned;
+use crate::naming::FunctionKey;
 use crate::report::text::{Column, Style, clip, width, wrap};
 use crate::value::Value;
 
@@ -79,16 +81,13 @@ fn split(names: &[&str], columns: usize) -> (String, String) {
 pub(super) const ROOT: usize = 0;
 
 /// A call.
+#[derive(Default)]
 pub(super) struct Node {
+    /// Number of its function or group.
+    label: usize,
     pub(super) name: String,
     pub(super) pool: Pool,
     pub(super) children: Vec<usize>,
-}
-
-impl Node {
-    fn new(name: String) -> Self {
-        Self { name, pool: Pool::default(), children: Vec::new() }
-    }
 }
 
 /// The nodes of the tree, each after its parent; the first is the root, which is not shown.
@@ -97,7 +96,7 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, context.group_by);
     let view = context.options.frames;
-    let names: Vec<String> = interned.frames.iter().map(|frame| view.call(profile, frame).name).collect();
+    let (mut named, functions) = Named::functions(profile, &interned, view);
     let shown = shown_frames(context, &interned, view);
     let matching: Vec<bool> = interned
         .frames
@@ -107,11 +106,11 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
             Tree::Callers(expression) => matches(expression, profile, frame),
         })
         .collect();
-    // Names on each stack, starting at the root of the tree; none if the stack does not belong to the tree.
-    let path_of = |stack: u32| -> Vec<&str> {
-        let name = |frame: &u32| names[*frame as usize].as_str();
-        let path: Vec<&str> = match tree {
-            Tree::Down => shown[stack as usize].iter().rev().map(name).collect(),
+    // Functions on each stack, starting at the root of the tree; none if the stack does not belong to the tree.
+    let path_of = |stack: u32| -> Vec<usize> {
+        let function = |frame: &u32| functions[*frame as usize];
+        let path: Vec<usize> = match tree {
+            Tree::Down => shown[stack as usize].iter().rev().map(function).collect(),
             // The matching function, whatever its origin, followed by its callers that are shown.
             Tree::Callers(_) => {
                 let is_shown: HashSet<u32> = shown[stack as usize].iter().copied().collect();
@@ -119,25 +118,26 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
                 let mut through =
                     interned.frame_ids(stack)[skipped..].iter().skip_while(|frame| !matching[**frame as usize]);
                 let asked_for = through.next();
-                asked_for.into_iter().chain(through.filter(|frame| is_shown.contains(frame))).map(name).collect()
+                asked_for.into_iter().chain(through.filter(|frame| is_shown.contains(frame))).map(function).collect()
             }
         };
-        chain::fold_recursion(path).into_iter().map(|(name, _)| name).collect()
+        chain::fold_recursion(path).into_iter().map(|(function, _)| function).collect()
     };
-    let paths: Vec<Vec<&str>> = (0..interned.stacks.len() as u32).map(path_of).collect();
-    let mut nodes = vec![Node::new(String::new())];
-    let mut known: HashMap<(usize, String), usize> = HashMap::new();
+    let paths: Vec<Vec<usize>> = (0..interned.stacks.len() as u32).map(path_of).collect();
+    let mut nodes = vec![Node::default()];
+    let mut known: HashMap<(usize, usize), usize> = HashMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let path = &paths[stack as usize];
         if path.is_empty() {
             continue;
         }
         let group = groups.name(row);
-        let lead = (matches!(tree, Tree::Down) && !group.is_empty()).then_some(group.as_ref());
+        let lead = (matches!(tree, Tree::Down) && !group.is_empty())
+            .then(|| named.number(FunctionKey::named(group.clone()), || group.into_owned()));
         let mut node = ROOT;
-        for name in lead.into_iter().chain(path.iter().copied()) {
-            node = *known.entry((node, name.to_owned())).or_insert_with(|| {
-                nodes.push(Node::new(name.to_owned()));
+        for label in lead.into_iter().chain(path.iter().copied()) {
+            node = *known.entry((node, label)).or_insert_with(|| {
+                nodes.push(Node { label, ..Node::default() });
                 let child = nodes.len() - 1;
                 nodes[node].children.push(child);
                 child
@@ -148,6 +148,8 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     nodes.iter_mut().for_each(|node| node.pool.allow_for(&context.intervals));
     for index in 0..nodes.len() {
         let mut children = std::mem::take(&mut nodes[index].children);
+        let names = named.told_apart(children.iter().map(|child| nodes[*child].label));
+        children.iter().zip(names).for_each(|(child, name)| nodes[*child].name = name);
         let size = |node: &usize| nodes[*node].pool.total(context.sort);
         children.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| nodes[*a].name.cmp(&nodes[*b].name)));
         nodes[index].children = children;
