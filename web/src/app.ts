@@ -83,7 +83,7 @@ export class App {
     if (this.compared && !this.state.value) this.state.value = "growth";
     byId("connection").textContent = "";
     await this.take(data.profile);
-    const current = () => ({ doc: this.view(), values: this.column().estimate });
+    const current = () => ({ doc: this.view(), column: this.column() });
     byId("export").replaceChildren(staticButtons(current, text));
     performance.mark("heapbpf-shown");
   }
