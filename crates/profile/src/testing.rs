@@ -256,6 +256,14 @@ pub fn small() -> Profile {
     }
 }
 
+/// Checks that a JSON object has keys, which are given in one text.
+///
+/// # Panics
+/// It lacks one.
+pub fn has_keys(object: &serde_json::Value, keys: &str) {
+    keys.split_whitespace().for_each(|key| assert!(object.get(key).is_some(), "no {key} in {object}"));
+}
+
 /// [`small`], with unknown figures in use for the second process.
 pub fn partly_followed() -> Profile {
     let mut profile = small();

@@ -90,7 +90,12 @@ impl Group<'_> {
     }
 
     pub(super) fn chain(&self, context: &Context) -> Chain {
-        let calls = context.options.frames.calls(context.profile, &self.row.key.stack, &self.shown);
+        self.chain_in(context, context.options.frames, &self.shown)
+    }
+
+    /// Its calls with other frames than those that the report shows.
+    pub(super) fn chain_in(&self, context: &Context, view: FrameView, shown: &Shown) -> Chain {
+        let calls = view.calls(context.profile, &self.row.key.stack, shown);
         // Recursion is detected by function; the first location is shown.
         let folded = chain::fold_recursion(calls.iter().map(ByName));
         folded.into_iter().map(|(item, repeated)| (item.0.clone(), repeated)).collect()
