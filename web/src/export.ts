@@ -5,7 +5,7 @@ import { shown } from "./format.ts";
 import { pprof } from "./pprof.ts";
 import type { Doc } from "./doc.ts";
 import type { Server } from "./live.ts";
-import type { Column } from "./model.ts";
+import type { Column, PageData } from "./model.ts";
 
 /** `a;b;c value` of every stack, outermost first. */
 export function folded(it: Doc, values: Float64Array): string {
@@ -43,10 +43,10 @@ function ways(first: HTMLElement[], rest: HTMLElement[]): HTMLElement {
 }
 
 /** Buttons of a page without a server: what can be made from what it has. The page itself is the html. */
-export function staticButtons(current: () => { doc: Doc; column: Column }, data: string): HTMLElement {
+export function staticButtons(current: () => { doc: Doc; column: Column }, profile: PageData, data: string): HTMLElement {
   const values = () => current().column.estimate;
   return ways([
-    button("pprof", () => save("heapbpf.pb", pprof(current().doc, current().column.info.name), "application/octet-stream")),
+    button("pprof", () => save("heapbpf.pb", pprof(current().doc, current().column.info.name, profile), "application/octet-stream")),
     button("json", () => save("heapbpf-page.json", data, "application/json"), { title: "the data of this page" }),
   ], [
     button("folded", () => save("heapbpf.folded", folded(current().doc, values()), "text/plain")),

@@ -359,14 +359,14 @@ function varintAt(bytes: Uint8Array, at: number): [bigint, number] {
 }
 
 test("a file for pprof has every stack, function, file and value", () => {
-  const it = sheet([["main", "a\u202e"], ["main", "b"]], ["one", "two"], [0, 1]), { tree, leaf } = callTree(it);
+  const it = sheet([["main", "a\u202e"], ["main", "b"]], ["one (7)", "two (3 processes)"], [0, 1]), { tree, leaf } = callTree(it);
   it.strings.push("b.c");
   const ofB = (value: number) => it.names.map(name => (name === "b" ? value : 0));
   Object.assign(it.frames, { file: ofB(it.strings.length - 1), line: ofB(7) });
   const column = (name: string, unit: string, estimate: number[]) => ({ info: { name, title: "", unit }, estimate: Float64Array.from(estimate), low: WEIGHTS, high: WEIGHTS, samples: WEIGHTS });
   const all = [column("inuse_objects", "count", [1, NaN]), column("growth", "bytes", [2 ** 40, -300])];
   const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: all, lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: 0.95 };
-  const of = fieldsOf(pprof(doc, "growth")), parts = (number: number) => (of.get(number) as Uint8Array[]).map(fieldsOf);
+  const of = fieldsOf(pprof(doc, "growth", { version: "1.2", host: "h", interval: 512, criterion: "bytes" })), parts = (number: number) => (of.get(number) as Uint8Array[]).map(fieldsOf);
   const texts = (of.get(6) as Uint8Array[]).map(bytes => new TextDecoder().decode(bytes)), text = (at: unknown) => texts[Number(at)];
   const list = (bytes: unknown) => {
     const values: number[] = [];
@@ -386,7 +386,7 @@ test("a file for pprof has every stack, function, file and value", () => {
   });
   assert.equal(texts[0], "", "as pprof wants it");
   assert.deepEqual(parts(1).map(it => [text(it.get(1)![0]), text(it.get(2)![0])]), [["inuse_objects", "count"], ["growth", "bytes"]]);
-  assert.equal(text(of.get(14)![0]), "growth");
+  assert.deepEqual([text(of.get(14)![0]), of.get(12), of.get(13)!.map(text)], ["growth", [512n], ["heapbpf 1.2 on h: values are unbiased estimates", "criterion=bytes"]]);
   assert.deepEqual(stacks, [[["a\\u{202e}  0", "main  0"], [1, 2 ** 40], "comm", "one"], [["b b.c 7", "main  0"], [0, -300], "comm", "two"]]);
 });
 
