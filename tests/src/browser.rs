@@ -229,26 +229,24 @@ impl Browser {
         base64(picture["data"].as_str().expect("a picture"))
     }
 
-    /// Whether nothing is wider than the window: the page does not scroll sideways, and nothing that does not scroll
-    /// itself is cut off.
+    /// Whether nothing is wider than the window: the page does not scroll sideways, and nothing is cut off.
     pub fn fits(&mut self) -> bool {
         self.cut_off() == json!([]) && self.value("document.scrollingElement.scrollWidth <= innerWidth") == true
     }
 
-    /// Some of the elements that reach beyond the right edge of the window and are in no element that scrolls or clips.
+    /// Some of the elements that reach beyond the right edge of the window, or that scroll sideways or clip. A text may
+    /// end with dots, and preformatted text may scroll.
     pub fn cut_off(&mut self) -> Value {
         self.value(CUT_OFF)
     }
 }
 
 const CUT_OFF: &str = "[...document.body.querySelectorAll('*')].filter(it => {
-    const box = it.getBoundingClientRect();
-    if (box.width === 0 || box.right <= innerWidth + 1) return false;
-    for (let at = it; at !== document.body; at = at.parentElement) {
-        if (at !== it && getComputedStyle(at).overflowX !== 'visible') return false;
-    }
-    return true;
-}).slice(0, 5).map(it => `${it.tagName}#${it.id}.${it.className}: ${Math.round(it.getBoundingClientRect().right)}`)";
+    const right = it.getBoundingClientRect().right, style = getComputedStyle(it);
+    if (it.getBoundingClientRect().width === 0 || it.closest('.sr, pre')) return false;
+    const clips = it.clientWidth > 0 && style.overflowX !== 'visible' && style.textOverflow !== 'ellipsis';
+    return right > innerWidth + 1 || clips && it.scrollWidth > it.clientWidth + 1;
+}).slice(0, 5).map(it => `${it.tagName}#${it.id}.${it.className}: ${Math.round(it.getBoundingClientRect().right)}, ${it.scrollWidth} in ${it.clientWidth}`)";
 
 /// Decodes Base64 (RFC 4648).
 pub fn base64(text: &str) -> Vec<u8> {

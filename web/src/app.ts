@@ -83,8 +83,8 @@ export class App {
     if (this.compared && !this.state.value) this.state.value = "growth";
     byId("connection").textContent = "";
     await this.take(data.profile);
-    const current = () => ({ doc: this.view(), values: this.column().estimate });
-    byId("export").replaceChildren(staticButtons(current, text));
+    const current = () => ({ doc: this.view(), column: this.column() });
+    byId("export").replaceChildren(staticButtons(current, data.profile, text));
     performance.mark("heapbpf-shown");
   }
 

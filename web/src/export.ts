@@ -2,8 +2,10 @@
 
 import { button, element, save } from "./dom.ts";
 import { shown } from "./format.ts";
+import { pprof } from "./pprof.ts";
 import type { Doc } from "./doc.ts";
 import type { Server } from "./live.ts";
+import type { Column, PageData } from "./model.ts";
 
 /** `a;b;c value` of every stack, outermost first. */
 export function folded(it: Doc, values: Float64Array): string {
@@ -30,15 +32,29 @@ export function csv(it: Doc): string {
   return `${lines.join("\n")}\n`;
 }
 
-/** Buttons of a page without a server: what can be made from what it has. */
-export function staticButtons(current: () => { doc: Doc; values: Float64Array }, data: string): HTMLElement {
-  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"),
-    button("folded", () => { const { doc, values } = current(); save("heapbpf.folded", folded(doc, values), "text/plain"); }),
-    button("csv", () => save("heapbpf.csv", csv(current().doc), "text/csv")),
-    button("data of this page (json)", () => save("heapbpf-page.json", data, "application/json")));
+/** Buttons of what most people want; the others are behind "more". */
+function ways(first: HTMLElement[], rest: HTMLElement[]): HTMLElement {
+  const others = element("span", { class: "row", hidden: "" }, ...rest);
+  const more = button("more", () => {
+    others.hidden = !others.hidden;
+    more.setAttribute("aria-expanded", String(!others.hidden));
+  }, { "aria-expanded": "false" });
+  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"), ...first, more, others);
 }
 
-/** The formats that most people want. The others are behind "more". */
+/** Buttons of a page without a server: what can be made from what it has. The page itself is the html. */
+export function staticButtons(current: () => { doc: Doc; column: Column }, profile: PageData, data: string): HTMLElement {
+  const values = () => current().column.estimate;
+  return ways([
+    button("pprof", () => save("heapbpf.pb", pprof(current().doc, current().column.info.name, profile), "application/octet-stream")),
+    button("json", () => save("heapbpf-page.json", data, "application/json"), { title: "the data of this page" }),
+  ], [
+    button("folded", () => save("heapbpf.folded", folded(current().doc, values()), "text/plain")),
+    button("csv", () => save("heapbpf.csv", csv(current().doc), "text/csv")),
+  ]);
+}
+
+/** The formats that most people want. */
 const FIRST = ["pprof", "html", "json"];
 
 /** Buttons of a server's formats. */
@@ -49,12 +65,7 @@ export function serverButtons(server: Server, formats: [string, string][], faile
     if (!response.ok) return failed((await response.text()).trim().slice(0, 500));
     save(`heapbpf${extension}`, await response.blob(), "application/octet-stream");
   };
-  const buttons = (first: boolean) => formats.filter(([name]) => FIRST.includes(name) === first)
-    .map(([name, extension]) => button(name, () => void fetchFile(name, extension), { title: extension }));
-  const others = element("span", { class: "row", hidden: "" }, ...buttons(false));
-  const more = button("more", () => {
-    others.hidden = !others.hidden;
-    more.setAttribute("aria-expanded", String(!others.hidden));
-  }, { "aria-expanded": "false" });
-  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"), ...buttons(true), more, others);
+  const [first, others] = [true, false].map(isFirst => formats.filter(([name]) => FIRST.includes(name) === isFirst)
+    .map(([name, extension]) => button(name, () => void fetchFile(name, extension), { title: extension })));
+  return ways(first, others);
 }

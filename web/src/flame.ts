@@ -2,7 +2,7 @@
 
 import { figure, hash, percent, shown } from "./format.ts";
 import { element } from "./dom.ts";
-import { faded, hsl, originColour, Rows, type Colour } from "./pixels.ts";
+import { faded, GREY, growthColour, hsl, originColour, Rows, type Colour } from "./pixels.ts";
 import { FIRST_GROUP, INCOMPLETE, type Tree } from "./tree.ts";
 
 const ROW = 19;
@@ -10,7 +10,7 @@ const ROW = 19;
 const LEAST = 0.5;
 /** Narrowest box with a text, in pixels. */
 const LEAST_TEXT = 28;
-const FOUND = hsl(306, 70, 70), GREY = hsl(217, 10, 75), PLAIN = hsl(216, 10, 81);
+const FOUND = hsl(306, 70, 70);
 
 export interface Shown {
   tree: Tree;
@@ -235,17 +235,14 @@ export class FlameGraph {
 
   private colour(node: number, label: number): Colour {
     const it = this.shown!;
-    if (it.significant) {
-      const share = it.significant[node];
-      return share > 0 ? hsl(12, 40 + share * 45, 78 - share * 18) : node === 0 ? GREY : PLAIN;
-    }
+    if (it.significant) return node === 0 ? GREY : growthColour(it.significant[node]);
     let colour = this.colours.get(label);
     if (colour === undefined) {
       const h = (hash(it.tree.name(label)) % 1000) / 1000;
       if (label <= FIRST_GROUP) colour = hsl(45 + h * 10, 60, 74 + h * 6);
       else if (label < 0) colour = label === INCOMPLETE ? hsl(30, 30, 72) : GREY;
       else if (it.tree.name(label).startsWith("[")) colour = hsl(30, 20 + h * 15, 68 + h * 8);
-      else colour = originColour(it.tree.rank(label), h);
+      else colour = originColour(it.tree.origin(label), h);
       this.colours.set(label, colour);
     }
     return colour;

@@ -1,5 +1,7 @@
 // The data of a page as it arrives, and as the page uses it.
 
+import type { Origin } from "./pixels.ts";
+
 export interface Figure { estimate: number | null; low: number | null; high: number | null; exact?: number }
 export interface ValueInfo { name: string; title: string; unit: string }
 /** Where resident memory is: all of it in bytes, its growth, what is in no known heap, the sum of its parts, and what of the heap is in use. */
@@ -14,8 +16,8 @@ export interface Growing { program: string; name: string; how_much: string; why:
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
 interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
-/** `rank`: how well a frame titles a stack. 0: the program's, 1: a library's, 2: `main`, 3: a wrapper of an allocator, 4: start-up. */
-interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[]; rank: number[] }
+/** `rank`: how well a frame titles a stack. 0: the program's, 1: a library's or a runtime's, 2: `main`, 3: a wrapper of an allocator, 4: start-up. */
+interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[]; rank: number[]; runtime: number[] }
 interface WireStacks { id: number[]; group: number[]; cut: number[]; shared: number[]; own: number[]; calls: number[] }
 interface WireSheet { strings: string[]; functions: WireFunctions; frames: WireFrames; stacks: WireStacks }
 /** Intervals and lifetimes of large boxes that several stacks share. `of` tells sets of stacks apart, `low` and `high` have a list for each value. */
@@ -58,6 +60,9 @@ export interface Column {
 
 /** Which frames are shown: the program's own; those of libraries, too; all, with those of start-up. */
 export type FrameView = "program" | "libraries" | "all";
+
+/** By `rank`. */
+const ORIGINS: Origin[] = ["program", "library", "program", "library", "startup"];
 
 /** Functions, frames and stacks. */
 export class Sheet {
@@ -166,8 +171,9 @@ export class Sheet {
     return module && module !== place ? [place, module].filter(text => text).join(" · ") : place;
   }
 
-  rankOf(label: number): number {
-    return this.frames.rank[this.frameOf[label]];
+  originOf(label: number): Origin {
+    const frame = this.frameOf[label], { rank, runtime } = this.frames;
+    return runtime[frame] ? "runtime" : ORIGINS[rank[frame]];
   }
 
   /** `file:line`, or the module. */

@@ -14,11 +14,25 @@ export function hsl(hue: number, saturation: number, lightness: number): Colour 
   return (0xff000000 | (part(4) << 16) | (part(8) << 8) | part(0)) >>> 0;
 }
 
-/** The colour of a function by its origin (`rank` as on the wire): green for the program, blue for libraries, grey for start-up. `h`, from 0 to 1, tells
- * neighbours apart. */
-export function originColour(rank: number, h: number): Colour {
-  if (rank === 1 || rank === 3) return hsl(212 + h * 24, 58 + h * 12, 72 + h * 6);
-  return rank === 4 ? hsl(217, 8 + h * 2, 72 + h * 3) : hsl(95 + h * 70, 42 + h * 18, 62 + h * 14);
+/** Whose code a function is. */
+export type Origin = "program" | "library" | "runtime" | "startup";
+
+/** The colour of a function by its origin: green, blue, amber, grey. `h`, from 0 to 1, tells neighbours apart. */
+export function originColour(origin: Origin, h: number): Colour {
+  switch (origin) {
+    case "library": return hsl(212 + h * 24, 58 + h * 12, 72 + h * 6);
+    case "runtime": return hsl(38 + h * 10, 72 + h * 8, 58 + h * 4);
+    case "startup": return hsl(217, 8 + h * 2, 72 + h * 3);
+    default: return hsl(95 + h * 70, 42 + h * 18, 62 + h * 14);
+  }
+}
+
+/** What is no function, and what did not grow. */
+export const GREY = hsl(217, 10, 75), PLAIN = hsl(216, 10, 81);
+
+/** The colour of a function of which this share grew significantly. */
+export function growthColour(share: number): Colour {
+  return share > 0 ? hsl(12, 40 + share * 45, 78 - share * 18) : PLAIN;
 }
 
 /** The same colour, half transparent. */

@@ -154,7 +154,7 @@ export function hooks(data: PageData): HTMLElement {
     const total = process.totals[inuse]?.estimate;
     const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", grown(process.resident), percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
-    body.append(element("tr", {}, ...cells.map(text => element("td", { class: "text" }, text))));
+    body.append(element("tr", {}, ...cells.map((text, i) => element("td", { class: "text", "data-title": head[i] }, text))));
   }
   table.append(body);
   return element("div", { class: "table-scroll" }, table);

@@ -49,7 +49,7 @@ export class Table<T> {
     const body = element("tbody");
     for (const row of this.rows.slice(0, this.limit)) {
       const line = element("tr", this.isChosen(row) ? { class: "chosen" } : {});
-      for (const column of this.all) line.append(element("td", { class: column.number ? "number" : "text" }, column.cell(row)));
+      for (const column of this.all) line.append(element("td", { class: column.number ? "number" : "text", "data-title": column.title }, column.cell(row)));
       body.append(line);
     }
     const table = element("table", {}, element("caption", { class: "sr" }, this.caption), element("thead", {}, head), body);

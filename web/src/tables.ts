@@ -1,6 +1,5 @@
 // The columns of the tables of stacks and functions.
 
-import { qText } from "./details.ts";
 import type { Doc } from "./doc.ts";
 import { button, element } from "./dom.ts";
 import { count, figure, interval, intervalTitle, known, percent, seconds, shown } from "./format.ts";
@@ -32,7 +31,7 @@ export function stackColumns(view: Doc, column: Column, most: number, open: (sta
   if (changes) {
     columns.push({
       key: "q", title: "Significant", number: true, value: stack => 1 - (changes[stack].q ?? 1),
-      cell: stack => element("span", changes[stack].significant ? { class: "significant" } : { class: "dim" }, changes[stack].significant ? `yes, ${qText(changes[stack].q ?? 1)}` : "no"),
+      cell: stack => element("span", { class: changes[stack].significant ? "significant" : "dim" }, changes[stack].significant ? "yes" : "no"),
     });
     return columns;
   }

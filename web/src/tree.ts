@@ -2,6 +2,7 @@
 
 import { hash } from "./format.ts";
 import type { Sheet } from "./model.ts";
+import type { Origin } from "./pixels.ts";
 
 /** Labels below 0 are not functions. */
 export const ROOT = -1, INCOMPLETE = -2, FIRST_GROUP = -3;
@@ -17,7 +18,7 @@ export interface Tree {
   short(label: number): string;
   /** File, line and module; empty if they are not known. */
   place(label: number): string;
-  rank(label: number): number;
+  origin(label: number): Origin;
 }
 
 /** A tree that grows. */
@@ -66,7 +67,7 @@ export class Builder {
       name: id => (id >= 0 ? sheet.names[id] : extra(id)),
       short: id => (id >= 0 ? sheet.short[id] : extra(id)),
       place: id => (id >= 0 ? sheet.placeOf(id) : ""),
-      rank: id => (id >= 0 ? sheet.rankOf(id) : 0),
+      origin: id => (id >= 0 ? sheet.originOf(id) : "program"),
     };
   }
 }

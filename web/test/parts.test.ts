@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 import { qText } from "../src/details.ts";
 import { Boxes } from "../src/doc.ts";
@@ -8,7 +9,8 @@ import { axisTime, bytes, figure, interval, intervalTitle, pattern, percent, sec
 import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
-import { faded, hsl, originColour, Rows } from "../src/pixels.ts";
+import { faded, GREY, growthColour, hsl, originColour, PLAIN, Rows } from "../src/pixels.ts";
+import { pprof } from "../src/pprof.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { lost } from "../src/summary.ts";
@@ -22,7 +24,7 @@ function sheet(chains: string[][], groups: string[] = ["app"], group: number[] =
   return new Sheet({
     strings: ["", ...names],
     functions: { name: names.map((_, i) => i + 1), short: names.map((_, i) => i + 1), allocator: names.map(name => Number(name === "malloc")) },
-    frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros, rank: names.map(rankOf) },
+    frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros, rank: names.map(rankOf), runtime: names.map(name => Number(name === "lib_vm")) },
     stacks: {
       id: chains.map((_, i) => 1000 + i), group: chains.map((_, i) => group[i] ?? 0), cut: chains.map(() => 0),
       ...prefixes(calls),
@@ -334,30 +336,118 @@ test("files hold every stack", () => {
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
 });
 
-test("colours of origins are legible, and differ for everyone", () => {
-  const linear = (c: number) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  const channels = (colour: number) => [0, 8, 16].map(bits => linear(((colour >> bits) & 255) / 255));
-  const luminance = (c: number[]) => 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2];
+/** The fields of a protobuf message, by their numbers: numbers, and bytes. */
+function fieldsOf(bytes: Uint8Array): Map<number, (bigint | Uint8Array)[]> {
+  const all = new Map<number, (bigint | Uint8Array)[]>();
+  let at = 0;
+  while (at < bytes.length) {
+    const [tag, next] = varintAt(bytes, at), [value, end] = varintAt(bytes, next), isBytes = (tag & 7n) === 2n;
+    at = isBytes ? end + Number(value) : end;
+    const number = Number(tag >> 3n);
+    all.set(number, [...(all.get(number) ?? []), isBytes ? bytes.subarray(end, at) : value]);
+  }
+  return all;
+}
+
+function varintAt(bytes: Uint8Array, at: number): [bigint, number] {
+  let value = 0n;
+  for (let shift = 0n; ; shift += 7n) {
+    const byte = bytes[at++];
+    value |= BigInt(byte & 127) << shift;
+    if (byte < 128) return [BigInt.asIntN(64, value), at];
+  }
+}
+
+test("a file for pprof has every stack, function, file and value", () => {
+  const it = sheet([["main", "a\u202e"], ["main", "b"]], ["one (7)", "two (3 processes)"], [0, 1]), { tree, leaf } = callTree(it);
+  it.strings.push("b.c");
+  const ofB = (value: number) => it.names.map(name => (name === "b" ? value : 0));
+  Object.assign(it.frames, { file: ofB(it.strings.length - 1), line: ofB(7) });
+  const column = (name: string, unit: string, estimate: number[]) => ({ info: { name, title: "", unit }, estimate: Float64Array.from(estimate), low: WEIGHTS, high: WEIGHTS, samples: WEIGHTS });
+  const all = [column("inuse_objects", "count", [1, NaN]), column("growth", "bytes", [2 ** 40, -300])];
+  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: all, lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: 0.95 };
+  const of = fieldsOf(pprof(doc, "growth", { version: "1.2", host: "h", interval: 512, criterion: "bytes" })), parts = (number: number) => (of.get(number) as Uint8Array[]).map(fieldsOf);
+  const texts = (of.get(6) as Uint8Array[]).map(bytes => new TextDecoder().decode(bytes)), text = (at: unknown) => texts[Number(at)];
+  const list = (bytes: unknown) => {
+    const values: number[] = [];
+    for (let at = 0; at < (bytes as Uint8Array).length;) {
+      const [value, end] = varintAt(bytes as Uint8Array, at);
+      values.push(Number(value));
+      at = end;
+    }
+    return values;
+  };
+  const functions = new Map(parts(5).map(it => [it.get(1)![0], [text(it.get(2)![0]), text(it.get(4)![0])]]));
+  const lines = new Map(parts(4).map(it => [Number(it.get(1)![0]), fieldsOf(it.get(4)![0] as Uint8Array)]));
+  const call = (location: number) => [...functions.get(lines.get(location)!.get(1)![0])!, Number(lines.get(location)!.get(2)![0])].join(" ");
+  const stacks = parts(2).map(it => {
+    const label = fieldsOf(it.get(3)![0] as Uint8Array);
+    return [list(it.get(1)![0]).map(call), list(it.get(2)![0]), text(label.get(1)![0]), text(label.get(2)![0])];
+  });
+  assert.equal(texts[0], "", "as pprof wants it");
+  assert.deepEqual(parts(1).map(it => [text(it.get(1)![0]), text(it.get(2)![0])]), [["inuse_objects", "count"], ["growth", "bytes"]]);
+  assert.deepEqual([text(of.get(14)![0]), of.get(12), of.get(13)!.map(text)], ["growth", [512n], ["heapbpf 1.2 on h: values are unbiased estimates", "criterion=bytes"]]);
+  assert.deepEqual(stacks, [[["a\\u{202e}  0", "main  0"], [1, 2 ** 40], "comm", "one"], [["b b.c 7", "main  0"], [0, -300], "comm", "two"]]);
+});
+
+/** sRGB to linear light. */
+const linear = (c: number) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+const channels = (colour: number) => [0, 8, 16].map(bits => linear(((colour >> bits) & 255) / 255));
+const luminance = (c: number[]) => 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2];
+const contrast = (a: number[], b: number[]) => {
+  const [dark, light] = [luminance(a), luminance(b)].sort((a, b) => a - b);
+  return (light + 0.05) / (dark + 0.05);
+};
+/** The colours of a theme, by the names of their variables in the style sheet. */
+function variables(selector: string): Record<string, number[]> {
+  const block = readFileSync("src/style.css", "utf8").split(`${selector} {`)[1].split("}")[0];
+  const all = block.matchAll(/--(\w+): #(\w\w)(\w\w)(\w\w)/g);
+  return Object.fromEntries(Array.from(all, ([, name, ...parts]) => [name, parts.map(part => linear(parseInt(part, 16) / 255))]));
+}
+/** How people see who lack no cones, or one kind of them (Machado, Oliveira, Fernandes, 2009). */
+const SIGHTS = [
+  [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+  [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+  [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+  [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+];
+/** The smallest distance between colours of two lists, in CIELAB, for everyone. */
+function distance(some: number[], others: number[]): number {
   const lab = ([r, g, b]: number[]) => {
     const f = (t: number) => (t > 0.008856 ? Math.cbrt(t) : 7.787 * t + 16 / 116);
     const x = f((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505), y = f(0.2126 * r + 0.7152 * g + 0.0722 * b), z = f((0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089);
     return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
   };
-  // How people see who lack one kind of cones (Machado, Oliveira, Fernandes, 2009).
-  const sights = [
-    [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-  ];
-  const origins = [0, 1, 4].map(rank => [0, 0.25, 0.5, 0.75, 1].map(h => channels(originColour(rank, h))));
-  // The text in boxes is #14181c, in either theme.
-  const text = luminance([0x14, 0x18, 0x1c].map(c => linear(c / 255)));
-  for (const colour of origins.flat()) assert.ok((luminance(colour) + 0.05) / (text + 0.05) > 4.5);
-  for (const sight of sights) {
-    const seen = (c: number[]) => lab(sight.map(row => Math.min(1, Math.max(0, row[0] * c[0] + row[1] * c[1] + row[2] * c[2]))));
-    for (const [one, other] of [[0, 1], [0, 2], [1, 2]]) {
-      for (const a of origins[one].map(seen)) for (const b of origins[other].map(seen)) assert.ok(Math.hypot(a[0] - b[0], a[1] - b[1], a[2] - b[2]) > 8);
-    }
+  return Math.min(...SIGHTS.flatMap(sight => {
+    const seen = (colour: number) => lab(sight.map(row => Math.min(1, Math.max(0, row.reduce((sum, part, i) => sum + part * channels(colour)[i], 0)))));
+    return some.flatMap(a => others.map(b => Math.hypot(...seen(a).map((part, i) => part - seen(b)[i]))));
+  }));
+}
+const STEPS = [0, 0.25, 0.5, 0.75, 1], GROWN = [0.01, ...STEPS.slice(1)].map(growthColour);
+const ORIGINS = (["program", "library", "runtime", "startup"] as const).map(origin => STEPS.map(h => originColour(origin, h)));
+
+test("functions have the colour of their origin", () => {
+  const it = sheet([["_start", "main", "a", "lib", "lib_vm", "std", "malloc"]]);
+  const origin = (name: string) => it.originOf(it.names.indexOf(name));
+  assert.deepEqual(["_start", "main", "a", "lib", "lib_vm", "std"].map(origin), ["startup", "program", "program", "library", "runtime", "library"]);
+});
+
+test("colours of origins and of growth differ for everyone", () => {
+  ORIGINS.forEach((one, i) => ORIGINS.slice(i + 1).forEach(other => assert.ok(distance(one, other) > 8)));
+  assert.ok(distance(GROWN, [PLAIN, GREY]) > 8);
+  assert.ok(distance(GROWN.slice(0, 1), GROWN.slice(-1)) > 8, "a small share looks different from all");
+});
+
+test("boxes and words are legible in the light and in the dark", () => {
+  // The text in boxes is #14181c in either theme.
+  const text = [0x14, 0x18, 0x1c].map(c => linear(c / 255)), boxes = [...ORIGINS.flat(), ...GROWN, PLAIN, GREY];
+  for (const box of boxes) assert.ok(contrast(channels(box), text) > 4.5);
+  const style = readFileSync("src/style.css", "utf8"), themes = { ":root": ".significant", ':root[data-theme="dark"]': ':root[data-theme="dark"] .significant' };
+  for (const [theme, significant] of Object.entries(themes)) {
+    const of = variables(theme), [, ...grown] = style.split(`${significant} { color: #`)[1].match(/^(..)(..)(..)/)!;
+    const words = [of.text, of.dim, of.accent, of.warn, grown.map(part => linear(parseInt(part, 16) / 255))];
+    for (const ground of [of.page, of.panel]) for (const word of words) assert.ok(contrast(word, ground) > 4.5, theme);
   }
+  // In the dark, a box stands out from the page.
+  for (const box of boxes) assert.ok(contrast(channels(box), variables(':root[data-theme="dark"]').page) > 3);
 });

@@ -271,6 +271,14 @@ pub fn with_overload(mut profile: Profile, function: &str, names: [&str; 2]) -> 
     profile
 }
 
+/// Checks that a JSON object has keys, which are given in one text.
+///
+/// # Panics
+/// It lacks one.
+pub fn has_keys(object: &serde_json::Value, keys: &str) {
+    keys.split_whitespace().for_each(|key| assert!(object.get(key).is_some(), "no {key} in {object}"));
+}
+
 /// [`small`], with unknown figures in use for the second process.
 pub fn partly_followed() -> Profile {
     let mut profile = small();

@@ -404,6 +404,25 @@ mod tests {
     }
 
     #[test]
+    fn former_names_of_snapshots_mean_the_same() {
+        let triggers = |words: &[&str]| {
+            let words = [&["heapbpf", "--all", "-o", "x.json"], words].concat();
+            Cli::try_parse_from(words).unwrap().record.snapshots.triggers()
+        };
+        for (former, now) in [
+            (&["--every", "10s"][..], "10s"),
+            (&["--at-bytes", "1GiB"], "1GiB"),
+            (&["--at-peak"], "peak"),
+            (&["--at-limit"], "limit"),
+        ] {
+            let now = triggers(&["--snapshot", now]);
+            assert!(triggers(former) == now && now != triggers(&[]), "{former:?}");
+        }
+        let all = triggers(&["--snapshot", "10s", "--snapshot", "1GiB", "--snapshot", "peak", "--snapshot", "limit"]);
+        assert!(all == triggers(&["--every", "10s", "--at-bytes", "1GiB", "--at-peak", "--at-limit"]));
+    }
+
+    #[test]
     fn commands_wait_at_small_intervals_and_others_if_asked_to() {
         let waits = |words: &[&str]| {
             let words = [&["heapbpf"], words].concat();

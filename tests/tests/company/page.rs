@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::browser::Browser;
+use heapbpf_tests::browser::{Browser, base64};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
@@ -108,6 +108,14 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
     resize(browser, 1300, 1000);
 }
 
+/// Checks that what the page shows at first has no words of the code, which tell a user nothing.
+fn is_in_plain_words(browser: &mut Browser) {
+    let text = browser.text("document.body.innerText").to_lowercase();
+    for word in ["session link", "criterion", "hooked", "given up", "σ", "q <", "q ="] {
+        assert!(!text.contains(word), "{word}: {text}");
+    }
+}
+
 /// Writes a screenshot for the documents, if HEAPBPF_PICTURES is set.
 fn picture(browser: &mut Browser, name: &str) {
     let Some(dir) = std::env::var_os("HEAPBPF_PICTURES") else { return };
@@ -138,6 +146,7 @@ fn a_file_compares_two_profiles() {
     browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
     assert_eq!(browser.text("document.getElementById('value').value"), "growth");
     assert!(browser.text("document.getElementById('path').innerText").contains(" net; 1 stack grew significantly"));
+    is_in_plain_words(&mut browser);
     assert!(browser.text("document.getElementById('report').textContent").contains("new, sure"));
     browser.click("#libraries");
     browser.until("!document.getElementById('startup').hidden && location.hash.includes('frames=libraries')");
@@ -149,6 +158,35 @@ fn a_file_compares_two_profiles() {
     browser.until("!document.getElementById('path').innerText.includes('grew')");
 }
 
+/// A file can be saved as pprof, which `report` reads, and as json. "more" shows the other ways and hides them.
+#[test]
+fn a_file_saves_what_can_be_made_from_it() {
+    const SHOWN: &str = "[...document.querySelectorAll('#export button')].filter(it => it.offsetWidth > 0).map(it => it.innerText).join(' ')";
+    let case = "a_file_saves_what_can_be_made_from_it";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    browser.open_file(&hostile_page(), "document.querySelector('.flame canvas')?.width > 500");
+    assert_eq!(browser.text(SHOWN), "pprof json more");
+    let more = "#export [aria-expanded]";
+    for (expanded, shown) in [("true", "pprof json more folded csv"), ("false", "pprof json more")] {
+        browser.click(more);
+        browser.until(&format!("document.querySelector('{more}').getAttribute('aria-expanded') === '{expanded}'"));
+        assert_eq!(browser.text(SHOWN), shown);
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    browser.value("URL.createObjectURL = blob => { globalThis.saved = blob; return 'data:,' }");
+    browser.value("void [...document.querySelectorAll('#export button')].find(it => it.innerText === 'pprof').click()");
+    let saved = "saved.arrayBuffer().then(it => btoa(Array.from(new Uint8Array(it), byte => String.fromCharCode(byte)).join('')))";
+    let file = dir.path().join("saved.pb");
+    std::fs::write(&file, base64(&browser.text(saved))).expect("there is space");
+    let report = Command::new(heapbpf()).args(["report", "--by", "function"]).arg(&file).output().expect("it runs");
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(report.status.success() && text.contains("site_06"), "{text} {}", String::from_utf8_lossy(&report.stderr));
+    browser.value("void [...document.querySelectorAll('#export button')].find(it => it.innerText === 'json').click()");
+    let saved = browser.text("saved.text().then(it => JSON.parse(it).profile.processes.length)");
+    assert_eq!(saved, "1");
+}
+
 #[test]
 fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     let case = "a_file_is_the_page_and_hostile_names_are_only_shown";
@@ -157,6 +195,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     let html = hostile_page();
     browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
     assert!(browser.text("document.getElementById('summary').innerText").contains("in use"));
+    is_in_plain_words(&mut browser);
     assert!(browser.text("document.getElementById('report').textContent").contains("site_06"));
 
     // The stack table has all stacks, with error bars, and hostile names as text.
@@ -230,6 +269,23 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     let Some(mut browser) = browser(case, 1300, 900) else { return };
     let html = hostile_page();
     browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
+
+    // `?` lists the keys, but is a letter where text is typed.
+    browser.key("?");
+    browser.until("document.getElementById('keys').open");
+    let keys = browser.text("document.getElementById('keys').innerText");
+    assert!(["search", "arrow keys", "Escape", "Home"].iter().all(|key| keys.contains(key)), "{keys}");
+    resize(&mut browser, 400, 900);
+    fits(&mut browser, "the list of keys at 400 px");
+    resize(&mut browser, 1300, 900);
+    browser.click("#keys button");
+    browser.until("!document.getElementById('keys').open");
+    browser.key("/");
+    browser.key("?");
+    browser.until("document.getElementById('search').value === '?'");
+    assert_eq!(browser.value("document.getElementById('keys').open"), false);
+    browser.value("(() => { const it = document.getElementById('search'); it.value = ''; it.dispatchEvent(new Event('input')) })()");
+    browser.until("!location.hash.includes('search=')");
 
     // The tooltip of the outermost function has the interval and lifetimes of several stacks.
     browser.value("(() => { const it = document.querySelector('.flame canvas'), at = it.getBoundingClientRect(); it.dispatchEvent(new MouseEvent('mousemove', { clientX: at.x + 40, clientY: at.y + 19 + 9 })) })()");
@@ -339,6 +395,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
     assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
     browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    is_in_plain_words(&mut browser);
     // Memory outside the heap, in one line that adds up.
     assert!(browser.text("document.querySelector('#programs thead').innerText").contains("Resident"));
     browser.click("#memory summary");
@@ -498,7 +555,10 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     browser.until("document.querySelector('.flame canvas')?.width > 500");
     assert_eq!(browser.value("document.getElementById('banner').hidden"), true);
     assert!(!browser.text("location.href").contains("all-"), "a link has no token");
-    let formats = "[...document.querySelectorAll('#export button')].map(it => it.innerText).join(' ')";
+    let first = "[...document.querySelectorAll('#export button')].filter(it => it.offsetWidth > 0).map(it => it.innerText).sort().join(' ')";
+    assert_eq!(browser.text(first), "html json more pprof");
+    browser.click("#export [aria-expanded]");
+    let formats = "[...document.querySelectorAll('#export button')].filter(it => it.offsetWidth > 0).map(it => it.innerText).join(' ')";
     let formats = browser.text(formats);
     for format in [
         "pprof",

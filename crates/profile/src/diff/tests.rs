@@ -50,6 +50,66 @@ fn a_planted_leak_is_on_top() {
     assert!(text["stacks"][0]["before"]["estimate"].is_number());
 }
 
+/// A fixed leak is as sure as the leak was.
+#[test]
+fn changes_are_tested_in_both_directions() {
+    let (before, mut after) = (testing::small(), testing::small());
+    after.rows[0].inuse = testing::sums(60, 4_096, 524_288);
+    after.rows[1].inuse = testing::sums(9, 4_096, 524_288);
+    let by_stack = |before, after| {
+        let mut found = diff(before, after, &DiffOptions::default()).stacks;
+        let key = |stack: &StackChange| format!("{} {:?}", stack.group, stack.frames);
+        found.sort_by_key(key);
+        found.into_iter().map(|stack| stack.figures).collect::<Vec<Change>>()
+    };
+    let (forth, back) = (by_stack(&before, &after), by_stack(&after, &before));
+    assert_eq!(forth.len(), back.len());
+    for (forth, back) in forth.iter().zip(&back) {
+        let (grew, shrank) = (forth.p_value.expect("judged"), back.p_value.expect("judged"));
+        assert_eq!(forth.p_two_sided, Some((2.0 * grew.min(shrank)).min(1.0)));
+        assert_eq!((forth.p_two_sided, forth.verdict), (back.p_two_sided, back.verdict));
+    }
+    let leak = forth.iter().position(|change| change.significant).expect("a leak");
+    assert_eq!((forth[leak].direction, forth[leak].verdict), (Direction::Grew, Some(Verdict::Sure)));
+    assert_eq!((back[leak].direction, back[leak].significant), (Direction::Shrank, false));
+}
+
+#[test]
+fn a_verdict_is_of_the_corrected_two_sided_test() {
+    let any = diff(&testing::small(), &testing::small(), &DiffOptions::default()).totals.remove(0);
+    let verdict = |p_two_sided: f64, tests: usize| {
+        let mut change = Change { p_value: Some(0.5), p_two_sided: Some(p_two_sided), ..any.clone() };
+        correct(std::iter::once(&mut change), tests);
+        change.verdict
+    };
+    for tests in [1, 8] {
+        let verdict = |p: f64| verdict(p / tests as f64, tests).expect("a verdict");
+        let found = [0.0499, 0.0501, 0.2499, 0.2501, 0.9].map(verdict);
+        assert_eq!(found, [Verdict::Sure, Verdict::Maybe, Verdict::Maybe, Verdict::Chance, Verdict::Chance]);
+    }
+    let mut unknown = Change { p_value: None, p_two_sided: None, ..any };
+    correct(std::iter::once(&mut unknown), 1);
+    assert_eq!(unknown.verdict, None);
+}
+
+/// Scripts depend on these names (docs/scripting.md): keys may be added, none is renamed or removed.
+#[test]
+fn keys_of_json_stay() {
+    let found = diff(&testing::small(), &testing::small(), &DiffOptions::default());
+    let json = serde_json::to_value(&found).expect("plain data");
+    testing::has_keys(&json, "before after confidence false_discovery_rate totals stacks functions notes");
+    let change = "value before after change p_value q_value significant direction p_two_sided verdict";
+    testing::has_keys(&json["totals"][0], change);
+    testing::has_keys(&json["functions"][0], &format!("group function {change}"));
+    testing::has_keys(&json["stacks"][0], &format!("group function frames {change}"));
+    testing::has_keys(&json["functions"][0]["change"], "estimate low high exact");
+    let words = |words: &[Direction]| serde_json::to_value(words).expect("plain data");
+    let all = [Direction::Grew, Direction::Shrank, Direction::New, Direction::Gone, Direction::Same];
+    assert_eq!(words(&all), serde_json::json!(["grew", "shrank", "new", "gone", "same"]));
+    let verdicts = serde_json::to_value([Verdict::Sure, Verdict::Maybe, Verdict::Chance]).expect("plain data");
+    assert_eq!(verdicts, serde_json::json!(["sure", "maybe", "chance"]));
+}
+
 /// pprof has no numbers of samples.
 #[test]
 fn the_direction_follows_from_the_figures_without_numbers_of_samples() {
@@ -254,6 +314,14 @@ fn what_losses_explain_is_no_growth() {
     let few_seen = with(50, Losses { alloc: half, inuse_missing: half, ..none });
     assert_eq!(found(&few_seen, &many, Value::AllocSpace), (false, Some(0.0), Some(5_000.0)));
     assert_eq!(found(&few_seen, &many, Value::InuseSpace), (false, Some(0.0), Some(5_000.0)));
+    // Nor do they make a shrinkage: what one recording lost may be what the other has more.
+    let both_ways = |before: &Profile, after: &Profile| {
+        let figures = &diff(before, after, &options(Value::AllocSpace)).stacks[0].figures;
+        (figures.direction, figures.verdict)
+    };
+    assert_eq!(both_ways(&many, &few), (Direction::Shrank, Some(Verdict::Sure)));
+    assert_eq!(both_ways(&many, &few_seen), (Direction::Shrank, Some(Verdict::Chance)));
+    assert_eq!(both_ways(&few_seen, &many), (Direction::Grew, Some(Verdict::Chance)));
     let stale = with(100, Losses { inuse_stale: half, ..none });
     assert_eq!(found(&few, &stale, Value::InuseSpace), (false, Some(0.0), Some(5_000.0)));
     assert!(found(&few, &stale, Value::AllocSpace).0);

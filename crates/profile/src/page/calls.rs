@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::intern::Strings;
 use crate::model::{Frame, Profile};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
-use crate::origin::FrameRules;
+use crate::origin::{FrameRules, Origin};
 
 /// A call as the page shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +48,8 @@ pub(super) struct Frames {
     inlined: Vec<u8>,
     /// [`Origin::rank`](crate::origin::Origin::rank).
     rank: Vec<u8>,
+    /// 1 for a function of an interpreter or a virtual machine.
+    runtime: Vec<u8>,
 }
 
 /// Texts, functions and frames of a page, each once.
@@ -94,7 +96,9 @@ impl Names {
             self.frames.module.push(call.module);
             self.frames.inlined.push(u8::from(call.inlined));
             let function = if is_named { name } else { "" };
-            self.frames.rank.push(FrameRules::standard().origin_of(function, place.module, place.file).rank());
+            let origin = FrameRules::standard().origin_of(function, place.module, place.file);
+            self.frames.rank.push(origin.rank());
+            self.frames.runtime.push(u8::from(origin == Origin::Runtime));
         }
         id as u32
     }

@@ -252,3 +252,17 @@ fn what_grows_is_on_the_page_in_the_words_of_the_report() {
     profile.rows.iter_mut().for_each(|row| (row.lifetimes, row.growth) = (None, None));
     assert!(growing(&profile).is_null(), "nobody can tell");
 }
+
+/// The page gives them a colour of their own.
+#[test]
+fn frames_of_runtimes_are_told_from_those_of_libraries() {
+    let mut profile = testing::small();
+    profile.modules[1].path = "/usr/lib/libpython3.13.so.1.0".into();
+    let frames = &data(&profile)["frames"];
+    let [rank, module, runtime] = ["rank", "module", "runtime"].map(|column| numbers(&frames[column]));
+    let strings = data(&profile)["strings"].clone();
+    let is_python = |module: &i64| strings[*module as usize] == "libpython3.13.so.1.0";
+    let expected: Vec<i64> = module.iter().map(|module| i64::from(is_python(module))).collect();
+    assert!(runtime == expected && expected.contains(&1) && expected.contains(&0), "{frames}");
+    assert!(rank.iter().zip(&runtime).all(|(rank, runtime)| *runtime == 0 || *rank == 1), "{frames}");
+}

@@ -23,10 +23,10 @@ pub fn view(options: &ReportOptions) -> Option<&'static str> {
     }
 }
 
-/// In files, stacks have all frames. A table by function has the same functions as the text table.
+/// In files, stacks have all frames. Tables of functions have the same functions as the text tables.
 fn with_all_frames(options: &ReportOptions) -> ReportOptions {
-    let is_by_function = options.by == By::Function && options.tree.is_none() && !options.suspects;
-    let all_frames = options.frames.all_frames || !is_by_function;
+    let is_of_functions = options.suspects || options.by == By::Function && options.tree.is_none();
+    let all_frames = options.frames.all_frames || !is_of_functions;
     ReportOptions { frames: FrameView { all_frames, ..options.frames }, ..options.clone() }
 }
 
@@ -153,15 +153,18 @@ fn of_entries(context: &Context, by: By) -> Table {
     Table { keys: vec![by.name()], more, rows: by::entries(context, by).into_iter().map(row).collect() }
 }
 
-fn stack_keys(context: &Context, group: &Group) -> Vec<Json> {
-    let calls: Vec<String> = group.chain(context).into_iter().map(|(call, _)| call.name).collect();
-    vec![json!(group.name), json!(calls), json!(group.cut)]
+fn stack_keys(context: &Context, group: &Group) -> [Json; 3] {
+    let view = FrameView { all_frames: true, ..context.options.frames };
+    let calls = group.chain_in(context, view, &view.shown(&group.row.key.stack, &[]));
+    let calls: Vec<String> = calls.into_iter().map(|(call, _)| call.name).collect();
+    [json!(group.name), json!(calls), json!(group.cut)]
 }
 
 const STACK_KEYS: [&str; 3] = ["group", "stack", "incomplete"];
 
 fn of_stacks(context: &Context) -> Table {
-    let row = |group: &Group| Row { keys: stack_keys(context, group), pool: group.pool.clone(), more: Vec::new() };
+    let keys = |group: &Group| stack_keys(context, group).into();
+    let row = |group: &Group| Row { keys: keys(group), pool: group.pool.clone(), more: Vec::new() };
     Table { keys: STACK_KEYS.into(), more: Vec::new(), rows: groups(context).iter().map(row).collect() }
 }
 
@@ -188,11 +191,6 @@ const OF_SUSPECTS: &str = "growth_per_second growth_low growth_high q_value usua
 fn of_suspects(context: &Context) -> Table {
     let groups = judged_groups(context);
     let found = suspects::find(context, &groups);
-    let keys = |why: &str, group: &Group| {
-        let mut keys = vec![json!(why)];
-        keys.extend(stack_keys(context, group));
-        keys
-    };
     let suspect = |suspect: &Suspect| {
         let first = suspect.stacks.first()?;
         let mut pool = Pool::default();
@@ -216,10 +214,11 @@ fn of_suspects(context: &Context) -> Table {
             ],
             _ => std::array::from_fn(|_| Json::Null),
         });
-        Some(Row { keys: keys(suspect.why.name(), first), pool, more })
+        let keys = [json!(suspect.why.name()), json!(suspect.name)].into_iter().chain(stack_keys(context, first));
+        Some(Row { keys: keys.collect(), pool, more })
     };
     Table {
-        keys: ["why"].into_iter().chain(STACK_KEYS).collect(),
+        keys: ["why", "function"].into_iter().chain(STACK_KEYS).collect(),
         more: OF_SUSPECTS.split(' ').collect(),
         rows: found.suspects.iter().filter_map(suspect).collect(),
     }
@@ -230,6 +229,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
+    use crate::origin::FrameRules;
     use crate::report::golden;
     use crate::testing;
 
@@ -262,6 +262,45 @@ mod tests {
                 let estimate = row["alloc_bytes"]["estimate"].as_f64().expect("an estimate");
                 assert_eq!(format!("{estimate:.0}"), record[at], "{name:?}: {row}");
             }
+        }
+    }
+
+    /// Scripts depend on these names (docs/scripting.md): keys may be added, none is renamed or removed.
+    #[test]
+    fn keys_of_json_stay() {
+        let figures = "samples incomplete_samples inuse_bytes inuse_objects alloc_bytes alloc_objects";
+        let of_suspects = format!("why function group stack incomplete {figures} {OF_SUSPECTS_TOLD}");
+        let of_functions = format!("function self {figures}");
+        let by_function = ReportOptions { by: By::Function, ..ReportOptions::default() };
+        let suspects = ReportOptions { suspects: true, ..ReportOptions::default() };
+        for (options, name, expected) in
+            [(suspects, "suspects", of_suspects), (by_function, "function", of_functions)]
+        {
+            let json: Json = serde_json::from_str(&json(&golden::leaking(), &options).expect("JSON")).expect("JSON");
+            assert_eq!(json["view"], name);
+            let row = &json["rows"][0];
+            testing::has_keys(&json, "view subject sorted_by confidence rows");
+            testing::has_keys(row, &expected);
+            testing::has_keys(&row["inuse_bytes"], "estimate low high exact");
+        }
+    }
+
+    /// What [`OF_SUSPECTS`] must have.
+    const OF_SUSPECTS_TOLD: &str = "growth_per_second growth_low growth_high q_value usual_seconds freed \
+        beyond_seconds older freed_beyond expected_beyond";
+
+    /// A suspect is named as in the text, and has its whole stack.
+    #[test]
+    fn suspects_are_functions_of_the_program() {
+        let rules = FrameRules::with("library function grow").expect("a rule");
+        let rules: &'static FrameRules = Box::leak(Box::new(rules));
+        let frames = FrameView { rules, ..FrameView::default() };
+        let options = ReportOptions { suspects: true, frames, ..ReportOptions::default() };
+        let json: Json = serde_json::from_str(&json(&golden::leaking(), &options).expect("JSON")).expect("JSON");
+        let rows = json["rows"].as_array().expect("rows");
+        assert_eq!(rows.iter().map(|row| &row["why"]).collect::<Vec<_>>(), ["only grows", "outlives"]);
+        for row in rows {
+            assert_eq!((&row["function"], &row["stack"][0]), (&json!("parse_value"), &json!("grow")));
         }
     }
 

@@ -93,14 +93,15 @@ impl Group<'_> {
     }
 
     pub(super) fn chain(&self, context: &Context) -> Chain {
-        self.chain_in(context, context.options.frames)
+        self.chain_in(context, context.options.frames, &self.shown)
     }
 
-    pub(super) fn chain_in(&self, context: &Context, view: FrameView) -> Chain {
+    /// Its calls with other frames than those that the report shows.
+    pub(super) fn chain_in(&self, context: &Context, view: FrameView, shown: &Shown) -> Chain {
         let (profile, stack) = (context.profile, &self.row.key.stack);
-        let functions = self.shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
+        let functions = shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
         // Recursion is detected by function; the first location is shown.
-        let calls = functions.zip(view.calls(profile, stack, &self.shown)).map(|(function, call)| Site { function, call });
+        let calls = functions.zip(view.calls(profile, stack, shown)).map(|(function, call)| Site { function, call });
         chain::fold_recursion(calls).into_iter().map(|(site, repeated)| (site.call, repeated)).collect()
     }
 }
