@@ -1,5 +1,7 @@
 // ROUNDS: operator new and delete of the program's own. Compiled with one of these, its blocks are from
 //   ARENA     a store of its own
+//   LARGE     the same, in a program with more code than heapbpf scans
+//   SHIM      the same, as are those of malloc, also under glibc's inner names, as in Chromium
 //   THROWS    the same, with a new-handler and an exception where that is full
 //   POINTER   the same, through pointers
 //   WRAPPED   malloc, by a function that others may call, too: what is counted are the calls of malloc
@@ -37,6 +39,30 @@ static void drop(void *p) { moz_arena_free(1, p); }
 #ifdef WRAPPED
 extern "C" OWN void *my_take(size_t n) { return malloc(n); }
 extern "C" OWN void my_give(void *p) { free(p); }
+#endif
+#ifdef LARGE
+__asm__(".section .text.large,\"ax\",@progbits\n.zero 0x4100000\n.text");
+#endif
+#ifdef SHIM
+static void *sized(size_t n) {
+  size_t *p = (size_t *)take(n + 16);
+  if (p) *p = n;
+  return p ? p + 2 : p;
+}
+extern "C" {
+OWN void *malloc(size_t n) noexcept { return sized(n); }
+OWN void *calloc(size_t count, size_t n) noexcept { return sized(count * n); }
+OWN void *realloc(void *old, size_t n) noexcept {
+  void *p = sized(n);
+  size_t had = old ? ((size_t *)old)[-2] : 0;
+  return p ? memcpy(p, old, had < n ? had : n) : p;
+}
+OWN void free(void *p) noexcept { give(p); }
+void *__libc_malloc(size_t) __attribute__((alias("malloc")));
+void *__libc_calloc(size_t, size_t) __attribute__((alias("calloc")));
+void *__libc_realloc(void *, size_t) __attribute__((alias("realloc")));
+void __libc_free(void *) __attribute__((alias("free")));
+}
 #endif
 struct Functions { void *(*take)(size_t); void (*give)(void *); };
 static Functions functions = {take, give};

@@ -1,4 +1,4 @@
-/* Memory of every kind, all of it written to: 24 MiB of the heap before READY; afterwards 8 MiB in blocks of the main heap, 8 MiB
+/* [MIB]: Memory of every kind, all of it written to: 24 MiB of the heap before READY, and MIB that are mapped and no allocator's; afterwards 8 MiB in blocks of the main heap, 8 MiB
  * in another thread's arena, half of each freed again from the middle; 4 MiB of a thread's stack, 12 MiB shared, 2 MiB of
  * executable memory, and 6 MiB that are mapped and no allocator's. */
 #include "truth.h"
@@ -33,9 +33,11 @@ static void *mapped(int bytes, int protection, int flags) {
   if (p == MAP_FAILED) die("mmap");
   return memset(p, 1, bytes);
 }
-int main(void) {
+int main(int argc, char **argv) {
+  int unseen = (int)argument(argc, argv, 1, 0);
   char *volatile old = malloc(24 * MIB);
   memset(old, 1, 24 * MIB);
+  if (unseen) mapped(unseen * MIB, PROT_READ, MAP_PRIVATE);
   ready();
   fill(0, site_00);
   pthread_t id;

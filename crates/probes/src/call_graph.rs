@@ -5,11 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Excluded, Included};
 
 use crate::arch;
-use crate::elf::FileImage;
+use crate::elf::{CODE_MAX_BYTES, FileImage, Symbol};
 use crate::flow::Target;
 
 /// Maximum helpers that are followed; glibc has one.
 pub const HELPERS_MAX: usize = 1024;
+/// Maximum functions between one that allocates and the hooked one that it gets its blocks from.
+const BETWEEN_MAX: usize = 4;
+/// Bytes of code that are read of a function of unknown size.
+const UNSIZED_FUNCTION_BYTES: u64 = 256;
 /// Length of a landing pad: `endbr64`, `bti`.
 pub const LANDING_PAD_BYTES: u64 = 4;
 
@@ -20,6 +24,19 @@ pub struct Extent {
     pub start: u64,
     /// End (exclusive).
     pub end: u64,
+}
+
+impl Extent {
+    /// That of a function; if its size is unknown, its beginning.
+    pub const fn of(symbol: &Symbol) -> Self {
+        let unsized_ = Self::beginning(symbol.address);
+        if symbol.size > 0 { Self { end: symbol.address.saturating_add(symbol.size), ..unsized_ } } else { unsized_ }
+    }
+
+    /// The beginning of a function of unknown size.
+    pub const fn beginning(start: u64) -> Self {
+        Self { start, end: start.saturating_add(UNSIZED_FUNCTION_BYTES) }
+    }
 }
 
 /// A transfer of control within the file, or to a slot of the global offset table.
@@ -57,21 +74,8 @@ pub struct CallGraph<'a> {
 }
 
 impl<'a> CallGraph<'a> {
-    /// Decodes the code of `image`, or only that of `functions` if the file is very large.
+    /// Decodes the code of `image`, or only that of `functions` and of what these lead to if the file is very large.
     pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
-        let mut edges = Vec::new();
-        let mut slots = Vec::new();
-        let mut scan = |address: u64, bytes: &[u8]| {
-            arch::flows(image.machine, address, bytes, |flow| match flow.target {
-                Target::Address(to) => edges.push(Edge { from: flow.from, to, is_call: flow.is_call }),
-                Target::Slot(slot) => slots.push((flow.from, slot, flow.is_call)),
-            });
-        };
-        if image.code_is_whole {
-            image.code.iter().for_each(|code| scan(code.address, &code.bytes));
-        } else {
-            functions.iter().for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
-        }
         let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         let mut exported = BTreeSet::new();
         let mut by_name = HashMap::new();
@@ -90,6 +94,13 @@ impl<'a> CallGraph<'a> {
         for (start, end) in &image.bounds {
             starts.entry(*start).or_default().get_or_insert(*end);
         }
+        let mut decoded = Decoded::default();
+        if image.code_is_whole {
+            image.code.iter().for_each(|code| decoded.read(image, code.address, &code.bytes));
+        } else {
+            decoded.follow(image, functions, &starts);
+        }
+        let Decoded { mut edges, slots } = decoded;
         let mut called: Vec<u64> = edges.iter().filter(|e| e.is_call).map(|e| e.to).collect();
         called.sort_unstable();
         called.dedup();
@@ -202,19 +213,18 @@ impl<'a> CallGraph<'a> {
         self.starts.range(start..end).next().is_some()
     }
 
-    /// Whether calls and jumps of `function` lead to code for which `is_hooked` holds, over at most `most` functions in
-    /// between. Code for which `is_passed_over` holds is not followed. Also true if there are too many functions to
+    /// Whether calls and jumps of `function` lead to code for which `is_hooked` holds, over at most [`BETWEEN_MAX`]
+    /// functions. Code for which `is_passed_over` holds is not followed. Also true if there are too many functions to
     /// tell.
     pub fn leads_to(
         &self,
         function: Extent,
-        most: usize,
         is_hooked: &dyn Fn(u64) -> bool,
         is_passed_over: &dyn Fn(u64) -> bool,
     ) -> bool {
         let mut seen = BTreeSet::from([function.start]);
         let mut open = vec![function];
-        for _ in 0..=most {
+        for _ in 0..=BETWEEN_MAX {
             let mut next = Vec::new();
             for edge in open.iter().flat_map(|extent| self.out_of(*extent)) {
                 let to = self.resolve(edge.to);
@@ -258,5 +268,46 @@ impl<'a> CallGraph<'a> {
             }
         }
         false
+    }
+}
+
+/// Calls and jumps, as decoded.
+#[derive(Default)]
+struct Decoded {
+    edges: Vec<Edge>,
+    /// As [`CallGraph::through_slots`].
+    slots: Vec<(u64, u64, bool)>,
+}
+
+impl Decoded {
+    fn read(&mut self, image: &FileImage, address: u64, code: &[u8]) {
+        arch::flows(image.machine, address, code, |flow| match flow.target {
+            Target::Address(to) => self.edges.push(Edge { from: flow.from, to, is_call: flow.is_call }),
+            Target::Slot(slot) => self.slots.push((flow.from, slot, flow.is_call)),
+        });
+    }
+
+    /// Reads functions, and what they lead to as far as [`CallGraph::leads_to`] looks, up to the stubs of imported
+    /// functions.
+    fn follow(&mut self, image: &FileImage, functions: &[Extent], starts: &BTreeMap<u64, Option<u64>>) {
+        let around = |address: u64| {
+            let (&start, &end) = starts.range(..=address).next_back()?;
+            end.filter(|end| address < *end).map(|end| Extent { start, end })
+        };
+        let mut seen: BTreeSet<u64> = functions.iter().map(|function| function.start).collect();
+        let (mut open, mut bytes) = (functions.to_vec(), 0);
+        for _ in 0..=BETWEEN_MAX + 1 {
+            let first = self.edges.len();
+            for Extent { start, end } in open {
+                let code = image.code_between(start, end);
+                bytes += code.len() as u64;
+                if bytes > CODE_MAX_BYTES {
+                    return;
+                }
+                self.read(image, start, code);
+            }
+            let led_to = self.edges[first..].iter().map(|edge| around(edge.to).unwrap_or(Extent::beginning(edge.to)));
+            open = led_to.filter(|function| seen.insert(function.start)).collect();
+        }
     }
 }

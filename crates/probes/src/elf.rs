@@ -16,8 +16,8 @@ use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 use crate::placement::Machine;
 use crate::runtimes::Runtime;
 
-/// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only searched for in the
-/// function itself.
+/// Most code that is scanned as a whole, bytes. In a larger file, only functions with the names of allocation functions
+/// are read, and what these lead to.
 pub(crate) const CODE_MAX_BYTES: u64 = 64 << 20;
 /// Most code that is read, bytes. No program has that much, but a hostile file may claim to.
 const CODE_READ_MAX_BYTES: u64 = 512 << 20;
@@ -303,11 +303,6 @@ impl FileImage {
     /// The file's own address that the loader writes to a word.
     pub(crate) fn own_address_at(&self, word: u64) -> Option<u64> {
         self.own_addresses.get(&word).copied()
-    }
-
-    /// Bytes of all code, read or not.
-    pub(crate) fn code_bytes(&self) -> u64 {
-        self.segments.iter().filter(|segment| segment.is_executable()).map(|segment| segment.file_bytes).sum()
     }
 
     /// The loaded parts of the file.

@@ -14,8 +14,6 @@ use crate::reentrant::ReentrantCode;
 use crate::runtimes::Runtime;
 use crate::table::{Row, Table};
 
-/// Maximum functions between one that allocates and the hooked one that it gets its blocks from.
-const BETWEEN_MAX: usize = 4;
 /// Functions that report errors, and beginnings of such names: what they allocate is the report.
 const REPORTING: &[&str] = &["__cxa_", "_Unwind_", "_ZSt", "__assert_fail", "__stack_chk_fail", "abort"];
 
@@ -59,20 +57,15 @@ pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missi
     }
 }
 
-/// Functions of the file with the name of one that allocates, but of no allocator that is hooked there, and that do not
-/// get their blocks from one, as far as their code shows. `None` if there are none, or if there is too much code to
-/// tell.
+/// Those of the `others`, which have the name of a function that allocates but are of no allocator that is hooked in the
+/// file, that do not get their blocks from one, as far as their code shows. `None` if there are none.
 pub(crate) fn not_hooked(
     image: &FileImage,
     table: &Table,
     graph: &CallGraph<'_>,
-    functions: &[(u16, Symbol)],
+    others: &[(&str, Symbol)],
     found: &[FoundFunction<'_>],
 ) -> Option<Missing> {
-    if !image.code_is_whole {
-        return None;
-    }
-    let others = table.unclaimed(image, functions);
     if others.is_empty() {
         return None;
     }
@@ -85,11 +78,10 @@ pub(crate) fn not_hooked(
             || graph.import_behind(address).is_some_and(is_imported)
     };
     let is_alone = |symbol: &Symbol| {
-        let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
-        let extent = Extent { start: symbol.address, end: symbol.address.saturating_add(size) };
+        let extent = Extent::of(symbol);
         !image.code_between(extent.start, extent.end).is_empty()
             && !is_hooked(extent.start)
-            && !graph.leads_to(extent, BETWEEN_MAX, &is_hooked, &|address| reporting.contains(&address))
+            && !graph.leads_to(extent, &is_hooked, &|address| reporting.contains(&address))
     };
     let alone: BTreeSet<&str> = others.iter().filter(|(_, symbol)| is_alone(symbol)).map(|(name, _)| *name).collect();
     let first = alone.first()?;
@@ -145,8 +137,7 @@ pub(crate) fn once_per_address<'a>(
             }
             extents.extend(choices.functions);
         } else {
-            let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
-            extents.push(Extent { start: symbol.address, end: symbol.address.saturating_add(size) });
+            extents.push(Extent::of(symbol));
         }
         for extent in extents {
             if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
@@ -176,8 +167,6 @@ pub(crate) fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
     scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
 }
 
-/// Bytes of code that are read of a function of unknown size.
-pub(super) const UNSIZED_FUNCTION_BYTES: u64 = 256;
 /// Most resolvers of one file that are analysed; an allocator has fewer functions.
 const RESOLVERS_MAX: usize = 128;
 
@@ -210,7 +199,7 @@ impl<'a> Functions<'a> {
 
     fn end(&self, address: u64) -> u64 {
         let around = self.bounds.range(..=address).next_back().map(|(_, end)| *end).filter(|end| address < *end);
-        around.unwrap_or(address.saturating_add(UNSIZED_FUNCTION_BYTES))
+        around.unwrap_or(Extent::beginning(address).end)
     }
 }
 

@@ -214,7 +214,10 @@ fn plan(
         return Err(why_nothing(image, table, !defined.functions.is_empty(), missing.pop()));
     }
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
-    let graph = CallGraph::new(image, &extents);
+    let others = table.unclaimed(image, &defined.functions);
+    let read: Vec<Extent> =
+        others.iter().map(|(_, symbol)| Extent::of(symbol)).chain(extents.iter().copied()).collect();
+    let graph = CallGraph::new(image, &read);
     let leaving = Reader::new(image, &graph, table);
     if defined.are_own_operators
         && let Some(to) =
@@ -229,7 +232,7 @@ fn plan(
         return Err(AttachError::PassesOn { to });
     }
     missing.extend(double_counts(image, &reentrant));
-    missing.extend(not_hooked(image, table, &graph, &defined.functions, &found));
+    missing.extend(not_hooked(image, table, &graph, &others, &found));
     let planning =
         Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);

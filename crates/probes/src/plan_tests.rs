@@ -424,12 +424,15 @@ fn functions_that_allocate_and_are_not_hooked_are_named() {
     for (from, expected) in [("heap + used", &["operator new and 1 more"][..]), ("malloc(n)", &[])] {
         let source = OWN.replace("FROM", from).replace("MAIN", main);
         let build = ["cc -O1 -static source.c -o program"];
-        let Some(image) = compiled(directory.path(), "program", &source, &build) else { return };
-        let planned = analyse(&image, &RULES(), &Table::default()).unwrap();
-        assert!(planned.allocator.starts_with("glibc"), "{}", planned.allocator);
-        let named = planned.missing.iter().map(|missing| missing.what.as_str());
-        let named: Vec<&str> = named.filter(|what| what.starts_with("operator new")).collect();
-        assert_eq!(named, expected, "{from}");
+        let Some(mut image) = compiled(directory.path(), "program", &source, &build) else { return };
+        for is_whole in [true, false] {
+            image.code_is_whole = is_whole;
+            let planned = analyse(&image, &RULES(), &Table::default()).unwrap();
+            assert!(planned.allocator.starts_with("glibc"), "{}", planned.allocator);
+            let named = planned.missing.iter().map(|missing| missing.what.as_str());
+            let named: Vec<&str> = named.filter(|what| what.starts_with("operator new")).collect();
+            assert_eq!(named, expected, "{from}, {is_whole}");
+        }
     }
     for (from, is_alone) in [("heap + used", true), ("malloc(n)", false)] {
         let source = OWN.replace("FROM", from).replace("MAIN", "");
@@ -442,6 +445,29 @@ fn functions_that_allocate_and_are_not_hooked_are_named() {
         let why = examine(&file, path.to_str().unwrap(), &RULES(), &Table::default()).unwrap_err();
         assert_eq!(matches!(why, AttachError::Alone { .. }), is_alone, "{why}");
         assert_eq!(why.misses_nothing(), !is_alone, "{why}");
+    }
+}
+
+/// Of a program with too much code to be scanned, what is around its own `operator new` is read: one that takes memory of
+/// its own is hooked, one that calls malloc is not.
+#[test]
+fn operators_of_a_very_large_program_are_read() {
+    const OWN: &str = "#include <stdlib.h>\n\
+        __asm__(\".section .text.large,\\\"ax\\\",@progbits\\n.zero 0x4100000\\n.text\");\n\
+        char heap[4096]; unsigned long used;\n\
+        __attribute__((noinline)) void *take(unsigned long n) { used += n & 8; return FROM; }\n\
+        __attribute__((noinline)) void *_Znwm(unsigned long n) { char *p = take(n + 8); return p + 8; }\n\
+        __attribute__((noinline)) void _ZdlPv(void *p) { used -= p == heap; }\n\
+        int main(int n, char **v) { _ZdlPv(_Znwm(n)); return 0; }";
+    let directory = tempfile::tempdir().unwrap();
+    for (from, is_hooked) in [("heap + used", true), ("malloc(n)", false)] {
+        let build = ["cc -O1 source.c -o program"];
+        let Some(image) = compiled(directory.path(), "program", &OWN.replace("FROM", from), &build) else { return };
+        assert!(!image.code_is_whole);
+        match analyse(&image, &RULES(), &Table::default()) {
+            Ok(planned) => assert!(is_hooked && planned.allocator == "operator new of its own", "{planned:?}"),
+            Err(why) => assert!(!is_hooked && matches!(why, AttachError::PassesOn { .. }), "{from}: {why}"),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::allocators::{ALLOCATORS, Allocator, OWN_OPERATORS, Shape};
 use crate::custom::CustomAllocator;
-use crate::elf::{CODE_MAX_BYTES, FileImage, Symbol};
+use crate::elf::{FileImage, Symbol};
 use crate::object_table::FUNCTIONS;
 
 /// The number for `mmap` calls that the program itself makes. It is no row of a [`Table`], which has far fewer rows.
@@ -250,7 +250,7 @@ impl Table {
         };
         // The operators of libraries, which call malloc, are not read: there are many such libraries, some of them
         // large.
-        let reads_operators = image.kind != FileKind::Library && image.code_bytes() <= CODE_MAX_BYTES;
+        let is_library = image.kind == FileKind::Library;
         let objects = self.objects_in(image);
         let mut chosen: Vec<usize> = Vec::new();
         let mut is_last_resort = false;
@@ -260,7 +260,7 @@ impl Table {
                     custom.is_for(&image.path) || image.soname.as_deref().is_some_and(|s| custom.is_for(s))
                 }
                 Origin::Known(allocator) if allocator.is_of_objects => !objects.is_empty(),
-                Origin::Known(allocator) if allocator.name == OWN_OPERATORS && !reads_operators => false,
+                Origin::Known(allocator) if allocator.name == OWN_OPERATORS && is_library => false,
                 Origin::Known(allocator) if allocator.last_resort => chosen.is_empty() && applies(allocator),
                 Origin::Known(allocator) => applies(allocator),
             };

@@ -1,7 +1,7 @@
 //! Grouping of rows by program, process or thread.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::str::FromStr;
 
 use super::model::{Process, Profile, Row};
@@ -85,17 +85,24 @@ type Program<'a> = (&'a str, &'a str);
 impl<'a> Groups<'a> {
     /// Groups with names for display; programs are shown with their number of processes.
     pub fn new(profile: &'a Profile, by: GroupBy) -> Self {
-        let mut counts: HashMap<Program<'a>, u64> = HashMap::new();
+        // Idle processes that have ended count only if nothing else of the program is left.
+        let mut counts: HashMap<Program<'a>, (u64, &Process)> = HashMap::new();
+        for process in profile.targets() {
+            counts.entry(program(process)).or_insert((0, process)).0 += process.count();
+        }
+        let running: HashSet<Program<'a>> = counts.keys().copied().collect();
+        for ended in profile.idle.iter().filter(|process| !running.contains(&program(process))) {
+            counts.entry(program(ended)).or_insert((0, ended)).0 += ended.count();
+        }
         let mut programs: HashMap<&str, BTreeSet<&str>> = HashMap::new();
-        for process in profile.processes.iter().chain(&profile.idle) {
-            *counts.entry(program(process)).or_default() += process.count();
-            programs.entry(&process.comm).or_default().insert(&process.exe);
+        for (comm, exe) in counts.keys() {
+            programs.entry(comm).or_default().insert(exe);
         }
         let program_name = |process: &'a Process| {
-            let count = counts.get(&program(process)).copied().unwrap_or(1);
+            let (count, first) = counts.get(&program(process)).copied().unwrap_or((1, process));
             let is_known_by_name = programs.get(&*process.comm).is_none_or(|exes| exes.len() == 1);
             match (count, is_known_by_name || process.exe.is_empty()) {
-                (1, _) => process_name(process),
+                (1, _) => process_name(first),
                 (_, true) => format!("{} ({count} processes)", name_or_none(process)),
                 (_, false) => format!("{} {} ({count} processes)", name_or_none(process), process.exe),
             }
@@ -204,6 +211,21 @@ mod tests {
         assert_eq!(names(Groups::new(&profile, GroupBy::Program))[0], "server (2 processes)");
         let stable = names(Groups::comparable(&profile, GroupBy::Program));
         assert_eq!([&*stable[0], &stable[2]], ["server /usr/bin/server"; 2]);
+    }
+
+    #[test]
+    fn idle_processes_that_have_ended_count_only_if_nothing_else_is_left() {
+        let mut profile = testing::whole_host();
+        let sh = |profile: &Profile| {
+            let groups = Groups::new(profile, GroupBy::Program);
+            (profile.number_of_targets(), groups.of_idle(1).into_owned(), groups.of_idle(2).into_owned())
+        };
+        let of = |number, name: &str| (number, name.to_owned(), name.to_owned());
+        assert_eq!(sh(&profile), of(5, "sh (2 processes)"));
+        profile.idle[1].ended = true;
+        assert_eq!(sh(&profile), of(4, "sh (902)"), "one program has one name");
+        profile.idle[2].ended = true;
+        assert_eq!(sh(&profile), of(3, "sh (2 processes)"));
     }
 
     #[test]

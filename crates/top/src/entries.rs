@@ -77,7 +77,8 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
 }
 
 fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
-    let mut lifetimes = match view.sort {
+    let order = world.order(view);
+    let mut lifetimes = match order {
         Cell::Lifetime => medians(world, view, entries),
         _ => Vec::new(),
     }
@@ -85,7 +86,7 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
     let resident = |entry: &Entry| world.resident(&entry.id).map_or(0, Resident::total_bytes) as f64;
     let key = |entry: Entry| {
         let tally = &entry.tally;
-        let figure = match view.sort {
+        let figure = match order {
             Cell::Size => world.size(&tally.sums),
             Cell::Growth if world.marked.is_some() => world.growth_since_mark(tally),
             Cell::Growth => tally.sums.grown_bytes,
@@ -95,7 +96,7 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
             Cell::Resident => resident(&entry),
             _ => 0.0,
         };
-        let name = if view.sort == Cell::Name { world.name(&entry.id).to_lowercase() } else { String::new() };
+        let name = if order == Cell::Name { world.name(&entry.id).to_lowercase() } else { String::new() };
         (figure, name, entry)
     };
     let mut keyed: Vec<(f64, String, Entry)> = std::mem::take(entries).into_iter().map(key).collect();

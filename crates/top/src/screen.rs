@@ -156,8 +156,7 @@ impl Top {
             let word = if figure == MEASURING { "growth:" } else { "growing" };
             parts.push(format!("{word} {figure} {bounds}").trim_end().to_owned());
         }
-        let ended = profile.idle.iter().filter(|process| process.ended).count() as u64;
-        let number = profile.number_of_targets() - ended;
+        let number = profile.number_of_targets();
         if number > 1 {
             parts.push(format!("{} processes", units::count(number as f64)));
         }
@@ -246,7 +245,7 @@ impl Top {
             Cell::Trend => "LAST MINUTE",
             Cell::Name => "NAME",
         };
-        let arrow = match (self.is_sorted_by(cell), self.view().reversed) {
+        let arrow = match (self.is_sorted_by(world, cell), self.view().reversed) {
             (false, _) => "",
             (true, false) => "↓",
             (true, true) => "↑",
@@ -254,8 +253,8 @@ impl Top {
         format!("{title}{arrow}")
     }
 
-    fn is_sorted_by(&self, cell: Cell) -> bool {
-        !self.view().is_tree() && cell == self.view().sort
+    fn is_sorted_by(&self, world: &World, cell: Cell) -> bool {
+        !self.view().is_tree() && cell == world.order(self.view())
     }
 
     /// Draws the table.
@@ -264,7 +263,7 @@ impl Top {
         canvas.style(ABOVE - 1, theme.header());
         let mut x = 0;
         for Column { cell, title, texts, width } in self.columns(world, rows.clone(), canvas.width) {
-            let is_sorted = self.is_sorted_by(cell);
+            let is_sorted = self.is_sorted_by(world, cell);
             let style = if is_sorted { theme.header().patch(theme.bold()) } else { theme.header() };
             let mut put = |y: usize, text: &str, style: Style| match cell.is_number() {
                 true => canvas.put_right(x, y, text, width, style),

@@ -104,19 +104,26 @@ fn screens_look_as_they_should() {
     check("help_80x24", &screen(&mut top, 80, 24));
 }
 
-/// In a profile of a whole host, idle programs are listed with their resident memory. They come after programs with
-/// samples, unless rows are sorted by resident memory.
+/// In a profile of a whole host, the programs with most resident memory come first, idle or not. Keys choose another
+/// order; inside a program, memory in use decides.
 #[test]
 fn idle_programs_have_a_row() {
     let mut top = top(false);
     top.take(Arc::new(heapbpf_profile::testing::whole_host()));
     check("host_80x24", &screen(&mut top, 80, 24));
     assert!(screen(&mut top, 100, 24).contains("PER MINUTE") && screen(&mut top, 100, 24).contains(" unknown "));
-    press(&mut top, "7");
-    let text = screen(&mut top, 80, 24);
-    assert!(text.lines().nth(4).is_some_and(|line| line.contains("622 MiB") && line.contains("ledgerd")), "{text}");
-    press(&mut top, "⏎");
+    let first = |top: &mut Top| screen(top, 80, 24).lines().nth(4).unwrap_or_default().to_owned();
+    for (key, expected) in
+        [("", "ledgerd"), ("1", "server"), ("7", "ledgerd"), ("r", "worker"), ("r", "ledgerd"), ("s", "server")]
+    {
+        press(&mut top, key);
+        assert!(first(&mut top).contains(expected), "{key}: {}", first(&mut top));
+    }
+    press(&mut top, "7⏎");
     assert!(screen(&mut top, 80, 24).contains("nothing was sampled"));
+    press(&mut top, "⎋↓⏎");
+    let text = screen(&mut top, 80, 24);
+    assert!(text.contains("server (4242) › functions") && text.contains(" IN USE↓"), "{text}");
 }
 
 #[test]

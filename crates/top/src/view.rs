@@ -72,8 +72,8 @@ pub(crate) struct View {
     pub(crate) program: Option<u32>,
     /// Only stacks through this function.
     pub(crate) through: Option<u32>,
-    /// The column that the rows are sorted by.
-    pub(crate) sort: Cell,
+    /// The column that the user wants rows sorted by; [`World::order`](crate::world::World::order) has the default.
+    pub(crate) sort: Option<Cell>,
     /// Whether the smallest come first.
     pub(crate) reversed: bool,
     /// Only rows whose name has this text.

@@ -9,11 +9,12 @@ use heapbpf_profile::report::{FigureText, rate_text};
 use heapbpf_profile::{Pool, Profile, Row, Value};
 
 use crate::history::History;
+use crate::layout::Cell;
 use crate::leaves::Leaves;
 use crate::marked::Marked;
 use crate::moment::Moment;
 use crate::sums::{Sums, Tally};
-use crate::view::RowId;
+use crate::view::{Kind, RowId, View};
 
 /// Identities are rebuilt when there are more than this many per row of the profile.
 const MOST_PER_LEAF: usize = 4;
@@ -195,6 +196,16 @@ impl World {
     pub(crate) fn resident(&self, id: &RowId) -> Option<&Resident> {
         let RowId::Program(program) = id else { return None };
         self.now.resident.get(*program as usize)?.as_ref()
+    }
+
+    /// The column that the rows of a view are sorted by. Of a whole host, the first question is who uses its memory.
+    pub(crate) fn order(&self, view: &View) -> Cell {
+        let has_memory = view.kind == Kind::Programs && self.now.has_memory();
+        match view.sort {
+            None if has_memory && !self.now.profile.idle.is_empty() => Cell::Resident,
+            Some(cell) if cell != Cell::Resident || has_memory => cell,
+            _ => Cell::Size,
+        }
     }
 
     /// Growth since the mark, in bytes.

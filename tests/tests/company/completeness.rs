@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 
 use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
 use heapbpf_tests::others::Beside;
-use heapbpf_tests::output::{Frame, Profile, Stack};
+use heapbpf_tests::output::{self, Frame, Profile, Stack};
 use heapbpf_tests::program::program;
 use heapbpf_tests::python_stacks::{is_python, only_native};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, children_of, until};
+use serde_json::Value;
 
 /// Minimum share of a real program's samples that must have complete stacks.
 const WHOLE: f64 = 0.99;
@@ -116,6 +117,14 @@ fn redis_with_threads() {
     let path: &[&str] = &["processMultibulkBuffer", "processInputBuffer", "aeMain", "main", "_start"];
     let accepts: &[&str] = &["createClient", "acceptTcpHandler", "aeMain", "main"];
     check(case, "redis-server", &outcome, &[path, accepts]);
+    // Its allocator's mappings have no names: sampled blocks tell them from other memory.
+    let profile: Value = output::read(&outcome.file("profile.json"));
+    let process = &profile["processes"][0];
+    assert!(process["allocators"].to_string().contains("jemalloc"), "{process}");
+    let blocks = profile["stacks"].as_array().expect("stacks").iter().map(|stack| &stack["resident_bytes"]);
+    let least: f64 = blocks.filter_map(|figure| figure["low"].as_f64()).sum();
+    let heap = process["resident"]["heap"].as_f64().expect("it was measured");
+    assert!(least > 0.0 && heap >= least, "{least} bytes of blocks are in memory: {process}");
 }
 
 /// Native functions of node are on the stacks with the script's functions between them, which node's perf map names,

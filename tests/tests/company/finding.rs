@@ -98,8 +98,8 @@ fn one_file_by_many_names_is_hooked_once() {
 }
 
 /// A program may have its own `operator new`, exported or not, besides the C library's malloc. What it makes from its
-/// own memory is counted there, and what comes from malloc is counted once. The same holds for Firefox's arena
-/// functions, tested with a stand-in that has their names.
+/// own memory is counted there, and what comes from malloc is counted once. The same holds for stand-ins with the names
+/// of Chromium's allocator, which replaces malloc as well, and of Firefox's arena functions.
 #[test]
 fn operators_of_the_programs_own_are_counted_once() {
     let case = "operators_of_the_programs_own_are_counted_once";
@@ -109,16 +109,19 @@ fn operators_of_the_programs_own_are_counted_once() {
     for (kind, export, name) in [
         ("ARENA", false, own),
         ("ARENA", true, own),
+        ("LARGE", true, own),
         ("THROWS", true, own),
         ("POINTER", true, own),
         ("WRAPPED", true, None),
+        ("SHIM", true, Some("malloc of its own")),
         ("MOZ", true, Some("mozjemalloc")),
     ] {
         let define = format!("-D{kind}");
         let flags: &[&str] = if export { &[&define, "-rdynamic"] } else { &[&define] };
         let built = program_with("own_operators", &format!("own_operators-{kind}-{export}"), flags);
         let allocators = exact(&mut Target::start(&built, ["500"]));
-        assert!(allocators.iter().any(|it| it.starts_with("glibc")) || kind == "MOZ", "{kind}: {allocators:?}");
+        let is_beside_glibc = !["SHIM", "MOZ"].contains(&kind);
+        assert!(allocators.iter().any(|it| it.starts_with("glibc")) || !is_beside_glibc, "{kind}: {allocators:?}");
         let found = allocators.iter().find(|it| !it.starts_with("glibc")).map(String::as_str);
         assert_eq!(found, name, "{kind}: {allocators:?}");
     }

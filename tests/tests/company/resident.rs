@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flate2::read::GzDecoder;
 use heapbpf_tests::cgroup::Cgroup;
+use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::kernel::linux;
 use heapbpf_tests::output;
@@ -175,6 +176,29 @@ fn what_of_the_blocks_of_a_stack_is_in_memory() {
                 of("high")
             );
         }
+        assert!(target.end().success(), "nothing was done to it");
+    }
+}
+
+/// Memory that a program has mapped itself is in no figure. doctor, the report and JSON say how much it is, whether or
+/// not the kernel has merged it with a block of malloc.
+#[test]
+fn memory_in_no_known_heap_is_told() {
+    let Some(_turn) = turn("memory_in_no_known_heap_is_told") else { return };
+    let is_unseen = |bytes: Option<u64>| bytes.is_some_and(|bytes| (12 * MIB..13 * MIB).contains(&bytes));
+    for unseen in [0, 12] {
+        let target = Target::start(&program("resident"), [unseen.to_string()]);
+        let (_, found) = doctor_of(target.pid());
+        let said = found["unaccounted_bytes"].as_u64();
+        assert!(if unseen == 0 { said.is_none() } else { is_unseen(said) }, "{found}");
+        let outcome = Recorder::of(target.pid(), 4096).start().stop();
+        let profile: Value = output::read(&outcome.file("profile.json"));
+        let process = entry_of(&profile, target.pid());
+        assert_eq!(is_unseen(process["resident"]["other"].as_u64()), unseen > 0, "{process}");
+        let text = outcome.report(&[]);
+        let missed = text.lines().find(|line| line.starts_with("  missed")).unwrap_or_default();
+        let (is_told, is_nothing) = (missed.contains("≥ 12."), missed.contains("nothing"));
+        assert!(if unseen > 0 { is_told && !is_nothing } else { !missed.contains("resident memory") }, "{text}");
         assert!(target.end().success(), "nothing was done to it");
     }
 }

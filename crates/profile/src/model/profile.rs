@@ -59,9 +59,14 @@ impl Profile {
         self.modules.get(frame.module?)
     }
 
+    /// The targets: those that were counted, and idle ones that have not ended.
+    pub fn targets(&self) -> impl Iterator<Item = &Process> {
+        self.processes.iter().chain(self.idle.iter().filter(|process| !process.ended))
+    }
+
     /// Number of targets, whether they were counted or not.
     pub fn number_of_targets(&self) -> u64 {
-        self.number_of_processes() + self.idle.len() as u64
+        self.targets().map(Process::count).sum()
     }
 
     /// Number of processes that were counted; merged processes count individually.

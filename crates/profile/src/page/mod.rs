@@ -224,17 +224,16 @@ fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, pr
 fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], confidence: f64) -> Vec<Group> {
     let mut resident = resident_of_groups(profile, by, confidence);
     let names = Groups::new(profile, by);
-    // The processes of each group, also those without samples, and the number of idle ones, as in its name.
-    let mut members: BTreeMap<String, (Vec<usize>, u64)> = BTreeMap::new();
+    // The processes of each group, also those without samples, and its idle ones.
+    let mut members: BTreeMap<String, (Vec<usize>, Vec<&Process>)> = BTreeMap::new();
     if by != GroupBy::Thread {
         for it in 0..profile.processes.len() {
             members.entry(names.of_process(it).into_owned()).or_default().0.push(it);
         }
     }
     for (it, process) in profile.idle.iter().enumerate() {
-        members.entry(names.of_idle(it).into_owned()).or_default().1 += process.count();
+        members.entry(names.of_idle(it).into_owned()).or_default().1.push(process);
     }
-    let count_of = |it: &usize| profile.processes.get(*it).map_or(0, Process::count);
     let intervals = intervals_used(profile);
     let group = |(name, (mut pool, mut processes)): (&String, (Pool, BTreeSet<usize>))| {
         let (counted, idle) = members.remove(name).unwrap_or_default();
@@ -246,20 +245,27 @@ fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], con
             counted.try_fold(0u64, |sum, it| sum.checked_add(it?))
         };
         let totals = values.iter().map(|&it| Figure::of(profile, &pool, it, confidence, exact_of(it))).collect();
-        let count = processes.iter().map(count_of).sum::<u64>() + idle;
+        let count = number_of(profile, processes.iter(), &idle);
         Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
     };
     let mut groups: Vec<Group> = layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect();
     if by != GroupBy::Thread {
         // Stacks refer to groups by their index in the list, so idle ones come last.
-        let idle = members.into_iter().filter(|(_, (_, idle))| *idle > 0);
+        let idle = members.into_iter().filter(|(_, (_, idle))| !idle.is_empty());
         groups.extend(idle.map(|(name, (counted, idle))| {
             let resident = resident.remove(&name);
-            let processes = counted.iter().map(count_of).sum::<u64>() + idle;
+            let processes = number_of(profile, counted.iter(), &idle);
             Group { name, processes, totals: Vec::new(), resident }
         }));
     }
     groups
+}
+
+/// Number of processes of a group, as in its name.
+fn number_of<'a>(profile: &Profile, counted: impl Iterator<Item = &'a usize>, idle: &[&Process]) -> u64 {
+    let counted: u64 = counted.filter_map(|it| profile.processes.get(*it)).map(Process::count).sum();
+    let running = counted + idle.iter().filter(|process| !process.ended).count() as u64;
+    if running > 0 { running } else { idle.len() as u64 }
 }
 
 /// How the memory of each group is used, by group name. Threads have no memory of their own.
@@ -308,7 +314,7 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
         pid: process.pid,
         comm: process.comm.clone(),
         group: groups.of_idle(index).into_owned(),
-        count: 1,
+        count: u64::from(!process.ended),
         ended: process.ended,
         not_hooked: process.missing.len(),
         resident: idle_resident.remove(&index),

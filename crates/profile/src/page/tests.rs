@@ -76,13 +76,21 @@ fn groups_count_processes_without_samples_as_their_names_do() {
     profile.processes[1].exact_alloc_bytes = Some(5_000);
     let worker = profile.processes[1].clone();
     profile.processes.push(Process { pid: 4301, exact_alloc_bytes: Some(7), ..worker.clone() });
-    profile.idle.push(Process { pid: 4302, exact_alloc_bytes: None, ..worker });
+    profile.idle.push(Process { pid: 4302, exact_alloc_bytes: None, ended: false, ..worker });
     let data = data(&profile);
     let group = &data["groups"][1];
     assert_eq!(group["name"], "worker \"x\" (3 processes)");
     assert_eq!(group["processes"], 3);
     let allocated = Value::shown_of(&profile).iter().position(|&it| it == Value::AllocSpace).expect("it is shown");
     assert_eq!(group["totals"][allocated]["exact"], 5_007);
+    profile.idle[0].ended = true;
+    let ended = self::data(&profile);
+    assert_eq!(
+        (&ended["groups"][1]["name"], &ended["groups"][1]["processes"]),
+        (&"worker \"x\" (2 processes)".into(), &2.into())
+    );
+    let all: u64 = ended["processes"].as_array().expect("a list").iter().filter_map(|it| it["count"].as_u64()).sum();
+    assert_eq!(all, 3, "the one that has ended is listed, and not counted");
     assert_eq!(data["groups"].as_array().map(Vec::len), Some(2), "the idle one has no group of its own");
 }
 

@@ -58,11 +58,11 @@ impl Top {
     fn choose(&mut self, key: Key) {
         match key {
             Key::Tab => self.other_table(),
-            Key::Char('s') => self.sort(|view| (view.sort.next(), false)),
-            Key::Char('r') => self.sort(|view| (view.sort, !view.reversed)),
+            Key::Char('s') => self.sort(|sort, _| (sort.next(), false)),
+            Key::Char('r') => self.sort(|sort, reversed| (sort, !reversed)),
             Key::Char(digit @ '1'..='7') => {
                 let wanted = Cell::SORTED[digit as usize - '1' as usize];
-                self.sort(|view| (wanted, view.sort == wanted && !view.reversed));
+                self.sort(|sort, reversed| (wanted, sort == wanted && !reversed));
             }
             Key::Char('f') => self.input = Some((Purpose::Filter, self.view().filter.clone())),
             Key::Char('/') => self.input = Some((Purpose::Search, String::new())),
@@ -165,14 +165,16 @@ impl Top {
         (view.cursor, view.selected) = (index, id);
     }
 
-    fn sort(&mut self, how: impl FnOnce(&View) -> (Cell, bool)) {
+    /// Sorts as `how` makes of the present column and whether its order is reversed.
+    fn sort(&mut self, how: impl FnOnce(Cell, bool) -> (Cell, bool)) {
+        let Some(world) = &self.world else { return };
         if self.view().is_tree() {
             self.message = Some("a tree is always sorted by size".into());
             return;
         }
-        let (sort, reversed) = how(self.view());
+        let (sort, reversed) = how(world.order(self.view()), self.view().reversed);
         let view = self.view_mut();
-        (view.sort, view.reversed, view.selected, view.cursor, view.offset) = (sort, reversed, None, 0, 0);
+        (view.sort, view.reversed, view.selected, view.cursor, view.offset) = (Some(sort), reversed, None, 0, 0);
         self.refresh();
     }
 
