@@ -166,7 +166,7 @@ mod tests {
         let unnamed = |frame: &mut Frame| frame.line = None;
         let mut again = SharedFrames::default();
         let changed: Vec<Stack> = stacks.iter().map(|stack| stack.with_frames(&mut again, unnamed)).collect();
-        assert_eq!((again.len(), changed[6].frames[0].line, stacks[6].frames[0].line), (2, None, Some(6)));
+        assert_eq!((again.known.len(), changed[6].frames[0].line, stacks[6].frames[0].line), (2, None, Some(6)));
         drop(stacks);
         shared.sweep();
         assert_eq!(shared.iter().count(), 0);
