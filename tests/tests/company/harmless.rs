@@ -69,11 +69,6 @@ fn children_live_though_their_allocator_begins_with_no_ops() {
     }
 }
 
-/// How often the programs switch stacks: `HEAPBPF_TEST_SWITCHES` times, or as often as the test says.
-fn switches(usual: u32) -> String {
-    std::env::var("HEAPBPF_TEST_SWITCHES").unwrap_or_else(|_| usual.to_string())
-}
-
 /// Fibers yield between an allocator's entry and its return. The kernel uses the stack pointer to decide which calls
 /// have returned, so a return probe there would end the program: the return sites are probed instead. Where they cannot
 /// be read, session links allow a return probe, for one call at a time. Without them, such a function is not hooked.
@@ -120,7 +115,7 @@ fn switched_inside<'a>(case: &str, ways: impl IntoIterator<Item = (&'a str, &'a 
     for (mode, link, kind) in ways {
         let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
         let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
-        let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
+        let mut target = Target::start(&switching, [mode, kind, "6000"]);
         let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
         let (profile, stats, truth) = recorder.option("--hook", "probe").results_of(&mut target);
         let what = format!("{mode}, {kind}, {link}: {stats:?}");
@@ -136,20 +131,16 @@ fn switched_inside<'a>(case: &str, ways: impl IntoIterator<Item = (&'a str, &'a 
     }
 }
 
+/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
 #[test]
 fn stacks_may_be_switched_between_calls() {
-    let kinds = [("session", "hand"), ("multi", "context"), ("perf", "hand")];
-    switched_between("stacks_may_be_switched_between_calls", &kinds);
-}
-
-/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
-fn switched_between(case: &str, kinds: &[(&str, &str)]) {
+    let case = "stacks_may_be_switched_between_calls";
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
         return;
     }
-    for &(link, kind) in kinds {
-        let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
+    for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
+        let mut target = Target::start(&program("switching"), ["around", kind, "50000"]);
         let (profile, stats, truth) =
             Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).results_of(&mut target);
         checks::sites(&profile, &truth, 4096, Compare::All);
@@ -260,7 +251,7 @@ mod long {
         for (mode, function) in [("inside", "fiber_take"), ("jumps", "fiber_jump")] {
             let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
             for recordings in [1, 2] {
-                let start = || Target::start(&switching, [mode, "hand", &switches(6000)]);
+                let start = || Target::start(&switching, [mode, "hand", "6000"]);
                 let mut targets = [start(), start()];
                 let [first, second] = targets.each_ref().map(Target::pid);
                 let of = |pid: u32| {
@@ -280,10 +271,5 @@ mod long {
                 assert!(targets.into_iter().all(|target| target.end().success()));
             }
         }
-    }
-
-    #[test]
-    fn stacks_may_be_switched_between_calls_with_other_links() {
-        switched_between("stacks_may_be_switched_between_calls_with_other_links", &[("multi", "hand")]);
     }
 }
