@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use crate::environment::tool_or_install;
@@ -226,7 +227,7 @@ impl Browser {
     /// A screenshot of the window, as PNG.
     pub fn picture(&mut self) -> Vec<u8> {
         let picture = self.call("Page.captureScreenshot", json!({"format": "png", "optimizeForSpeed": false}));
-        base64(picture["data"].as_str().expect("a picture"))
+        BASE64_STANDARD.decode(picture["data"].as_str().expect("a picture")).expect("Base64")
     }
 
     /// Whether nothing is wider than the window: the page does not scroll sideways, and nothing is cut off.
@@ -247,20 +248,3 @@ const CUT_OFF: &str = "[...document.body.querySelectorAll('*')].filter(it => {
     const clips = it.clientWidth > 0 && style.overflowX !== 'visible' && style.textOverflow !== 'ellipsis';
     return right > innerWidth + 1 || clips && it.scrollWidth > it.clientWidth + 1;
 }).slice(0, 5).map(it => `${it.tagName}#${it.id}.${it.className}: ${Math.round(it.getBoundingClientRect().right)}, ${it.scrollWidth} in ${it.clientWidth}`)";
-
-/// Decodes Base64 (RFC 4648).
-pub fn base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut bits, mut held) = (0u32, 0);
-    for byte in text.bytes() {
-        let Some(digit) = DIGITS.iter().position(|digit| *digit == byte) else { continue };
-        bits = bits << 6 | digit as u32;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
-    bytes
-}

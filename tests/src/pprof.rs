@@ -4,6 +4,9 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
+use heapbpf_profile::proto::pprof::Profile;
+use prost::Message as _;
+
 use crate::environment::tool_or_install;
 
 /// A profile as `go tool pprof -raw` prints it.
@@ -82,22 +85,22 @@ fn parse_raw(text: String) -> Raw {
     raw
 }
 
+/// A gzipped profile as its message.
+///
+/// # Panics
+/// If it is none.
+pub fn profile(gzipped: &[u8]) -> Profile {
+    Profile::decode(&unpacked(gzipped)[..]).expect("a pprof")
+}
+
 /// Sums of the first four values over all samples of a gzipped profile, in the order of the contract: `[alloc objects,
-/// alloc bytes, in-use objects, in-use bytes]`. Parses only the part of the format that it needs.
+/// alloc bytes, in-use objects, in-use bytes]`.
 ///
 /// # Panics
 /// If it is not a gzipped profile with at least four values in each sample.
 pub fn sums(gzipped: &[u8]) -> [i64; 4] {
-    let bytes = unpacked(gzipped);
-    let mut sums = [0; 4];
-    for (_, sample) in fields(&bytes).into_iter().filter(|(number, _)| *number == SAMPLE) {
-        let packed = fields(sample).into_iter().find(|(number, _)| *number == VALUES).expect("values").1;
-        let mut rest = packed;
-        for sum in &mut sums {
-            *sum += varint(&mut rest).cast_signed();
-        }
-    }
-    sums
+    let samples = profile(gzipped).sample;
+    [0, 1, 2, 3].map(|at| samples.iter().map(|sample| sample.value[at]).sum())
 }
 
 /// Whether a comment of a gzipped profile says that records are missing: lost, or not read in time.
@@ -105,11 +108,9 @@ pub fn sums(gzipped: &[u8]) -> [i64; 4] {
 /// # Panics
 /// If it is not a gzipped profile.
 pub fn says_that_records_are_missing(gzipped: &[u8]) -> bool {
-    let bytes = unpacked(gzipped);
-    let strings = fields(&bytes).into_iter().filter(|(number, _)| *number == STRING);
     // A line of losses may be only about slack, which is not missing from the figures.
     let bounds = [" inuse_missing=", " inuse_stale=", " inuse_unbounded=", " unbounded="];
-    strings.filter_map(|(_, text)| std::str::from_utf8(text).ok()).any(|text| {
+    profile(gzipped).string_table.iter().any(|text| {
         text.starts_with("unread=") || text.starts_with("losses ") && bounds.iter().any(|bound| text.contains(bound))
     })
 }
@@ -122,41 +123,4 @@ pub fn unpacked(gzipped: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     flate2::read::MultiGzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
     bytes
-}
-
-/// Field numbers: samples in a profile, values in a sample, and strings in a profile.
-const SAMPLE: u64 = 2;
-const VALUES: u64 = 2;
-const STRING: u64 = 6;
-
-/// Length-delimited fields, by number. Other fields are skipped.
-fn fields(mut bytes: &[u8]) -> Vec<(u64, &[u8])> {
-    let mut found = Vec::new();
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes);
-        match key & 7 {
-            0 => _ = varint(&mut bytes),
-            2 => {
-                let length = usize::try_from(varint(&mut bytes)).expect("a length");
-                let (field, rest) = bytes.split_at_checked(length).expect("the whole field");
-                found.push((key >> 3, field));
-                bytes = rest;
-            }
-            kind => panic!("pprof has no fields of wire type {kind}"),
-        }
-    }
-    found
-}
-
-fn varint(bytes: &mut &[u8]) -> u64 {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first().expect("the whole number");
-        *bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return number;
-        }
-    }
-    panic!("a number of more than 64 bits")
 }

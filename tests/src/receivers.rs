@@ -1,15 +1,16 @@
 //! Test doubles of the stores that heapbpf pushes to: one over HTTP, and OpenTelemetry's collector over gRPC. They can
 //! be unavailable: not listening yet, or answering that they are busy.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use heapbpf_profile::proto::otlp::ProfilesData;
 use heapbpf_testing::grpc;
 use prost::Message as _;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 /// The method of OpenTelemetry's collector that takes profiles.
 const EXPORT: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
@@ -26,24 +27,11 @@ impl Reserved {
     /// # Panics
     /// If there is none.
     pub fn new() -> Self {
-        // SAFETY: `socket` takes plain integers; the result is checked before it is owned.
-        let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-        assert!(socket >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: `socket` just returned this descriptor, so nothing else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        // SAFETY: `sockaddr_in` is plain integers, for which zero is a valid value.
-        let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-        name.sin_family = libc::AF_INET as libc::sa_family_t;
-        name.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
-        let mut length = size_of_val(&name) as libc::socklen_t;
-        let pointer = (&raw mut name).cast::<libc::sockaddr>();
-        // SAFETY: `pointer` is to `name`, which is initialised, has `length` bytes, and outlives both calls.
-        let bound = unsafe {
-            libc::bind(socket.as_raw_fd(), pointer, length) == 0
-                && libc::getsockname(socket.as_raw_fd(), pointer, &raw mut length) == 0
-        };
-        assert!(bound, "{}", io::Error::last_os_error());
-        Self { socket, address: (Ipv4Addr::LOCALHOST, u16::from_be(name.sin_port)).into() }
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
+        net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = net::getsockname(&socket).and_then(SocketAddr::try_from).expect("it is bound");
+        Self { socket, address }
     }
 
     /// The address.
@@ -52,9 +40,7 @@ impl Reserved {
     }
 
     fn listen(self) -> TcpListener {
-        // SAFETY: `listen` takes plain integers, and `self` keeps the descriptor open.
-        let listening = unsafe { libc::listen(self.socket.as_raw_fd(), 64) };
-        assert_eq!(listening, 0, "{}", io::Error::last_os_error());
+        net::listen(&self.socket, 64).expect("it is bound");
         TcpListener::from(self.socket)
     }
 }

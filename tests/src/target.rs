@@ -79,6 +79,11 @@ pub fn status(pid: u32, name: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().to_owned())
 }
 
+/// Resident memory of a process in bytes; `None` if it has ended.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    Some(status(pid, "VmRSS")?.trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 /// The fields of a process's `stat` file, beginning with its state (field 3 of proc(5)).
 ///
 /// # Panics

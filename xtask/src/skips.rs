@@ -109,24 +109,3 @@ fn unexpected<'a>(skips: &'a BTreeSet<Skip>, allowed: &str) -> anyhow::Result<Ve
     };
     Ok(skips.iter().filter(|skip| !is_expected(skip)).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_expected_for_its_reason_is_unexpected() {
-        let listed = "formats::spark\tno module pyspark\nreach\tneeds root\nreach\tno musl\nnot a skip\n";
-        let skips: BTreeSet<Skip> = listed.lines().filter_map(Skip::parse).collect();
-        assert_eq!(skips.len(), 3);
-        let left = |allowed| -> Vec<(&str, &str)> {
-            let unexpected = unexpected(&skips, allowed).expect("a list");
-            unexpected.into_iter().map(|skip| (skip.test.as_str(), skip.why.as_str())).collect()
-        };
-        let all = [("formats::spark", "no module pyspark"), ("reach", "needs root"), ("reach", "no musl")];
-        assert_eq!(left(""), all);
-        assert_eq!(left("# half a gigabyte\n\nformats::spark: pyspark\n"), all[1..]);
-        assert_eq!(left("formats::spark: pyspark\nreach: musl\n"), all[1..2], "another reason is another skip");
-        assert_eq!(left("*: no mus\n"), all[..2]);
-    }
-}

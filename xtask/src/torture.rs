@@ -41,8 +41,8 @@ struct Row {
     file: &'static str,
     /// Name of the test.
     test: &'static str,
-    /// The variable that tells the test how often to repeat the fault. `None`: the test itself is repeated.
-    times_variable: Option<&'static str>,
+    /// Whether the test repeats the fault as often as [`TIMES`] says. If not, the test itself is repeated.
+    is_repeated: bool,
     /// Number of repetitions.
     times: u32,
     /// Number of repetitions in a short round.
@@ -51,7 +51,7 @@ struct Row {
     seconds: Option<u32>,
 }
 
-/// The variable of tests that exist only for this table.
+/// The variable that says how often a test repeats a fault.
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
 const TORTURE: &str = "alone/long/torture";
 const TARGETS: &str = "alone/long/torture_targets";
@@ -61,13 +61,12 @@ const THREADS: &str = "10000";
 
 /// A row whose test repeats the fault as often as [`TIMES`] says: by itself, and in a short round.
 const fn row(name: &'static str, file: &'static str, test: &'static str, [times, times_quick]: [u32; 2]) -> Row {
-    let times_variable = Some(TIMES);
-    Row { name, file, test, times_variable, times, times_quick, seconds: None }
+    Row { name, file, test, is_repeated: true, times, times_quick, seconds: None }
 }
 
 /// A row whose test does not repeat the fault itself.
 const fn case(name: &'static str, file: &'static str, test: &'static str) -> Row {
-    Row { times_variable: None, ..row(name, file, test, [10, 1]) }
+    Row { is_repeated: false, ..row(name, file, test, [10, 1]) }
 }
 
 /// A row whose test puts heapbpf or the target into a state once, for this many seconds.
@@ -75,26 +74,17 @@ const fn lasting(name: &'static str, file: &'static str, test: &'static str, sec
     Row { seconds: Some(seconds), ..row(name, file, test, [1, 1]) }
 }
 
-impl Row {
-    const fn told_by(self, variable: &'static str) -> Self {
-        Self { times_variable: Some(variable), ..self }
-    }
-}
-
 const ROWS: &[Row] = &[
     row("cycles", TORTURE, "attached_and_detached", [1000, 3]),
     row("kills", TORTURE, "killed", [500, 4]),
-    row("kills-forking", "alone/guardian", "killed_at_any_moment_no_probe_stays", [100, 8])
-        .told_by("HEAPBPF_TEST_KILLS"),
+    row("kills-forking", "alone/guardian", "killed_at_any_moment_no_probe_stays", [100, 8]),
     row(
         "kills-inline",
         "alone/inline_left",
         "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
         [100, 20],
-    )
-    .told_by("HEAPBPF_TEST_KILLS"),
-    row("exact", "company/inline_agreement", "eight_threads_are_exact_in_every_run", [1000, 4])
-        .told_by("HEAPBPF_TEST_ROUNDS"),
+    ),
+    row("exact", "company/inline_agreement", "eight_threads_are_exact_in_every_run", [1000, 4]),
     row("memory", TORTURE, "killed_for_want_of_memory", [10, 1]),
     row("all-killed", TORTURE, "killed_with_all_its_helpers", [20, 2]),
     row("files", TORTURE, "without_file_descriptors", [10, 2]),
@@ -168,8 +158,8 @@ impl Row {
     fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<String>, bool)> {
         let times = self.times(selection).to_string();
         let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
-        let mut variables: Vec<(&str, &OsStr)> = vec![("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
-        variables.extend(self.times_variable.map(|variable| (variable, OsStr::new(&times))));
+        let mut variables = vec![("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
+        variables.extend(self.is_repeated.then(|| (TIMES, OsStr::new(&times))));
         variables.extend(seconds.iter().map(|seconds| ("HEAPBPF_TORTURE_SECONDS", OsStr::new(seconds))));
         variables.extend(selection.hook.iter().map(|hook| ("HEAPBPF_TORTURE_HOOK", OsStr::new(hook))));
         if !selection.quick {
@@ -182,7 +172,7 @@ impl Row {
             self.file.split_once('/').context("each file is in the directory of a program")?;
         let test = format!("{}::{}", file_of_test.replace('/', "::"), self.test);
         let tests = AmongTests { program, filter: &test, arguments: &["--exact"], variables: &variables };
-        let rounds = if self.times_variable.is_some() { 1 } else { self.times(selection) };
+        let rounds = if self.is_repeated { 1 } else { self.times(selection) };
         let mut succeeded = true;
         for _ in 0..rounds {
             succeeded = succeeded && tests.run(context)?;

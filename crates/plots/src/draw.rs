@@ -2,7 +2,7 @@
 
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, DrawingAreaErrorKind};
-use plotters::element::{Circle, PathElement, Polygon, Rectangle, Text};
+use plotters::element::{Circle, DashedPathElement, PathElement, Polygon, Rectangle, Text};
 use plotters::prelude::DrawingBackend;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, RGBColor, TextStyle};
@@ -159,10 +159,9 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
     }
 
     fn dashed(&self, points: &[(f64, f64)], color: RGBColor, width: f64) -> Result<DB> {
-        for dash in dashes(points) {
-            self.line(&dash, color, width)?;
-        }
-        Ok(())
+        let points: Vec<(i32, i32)> = points.iter().copied().map(units).collect();
+        let style = color.stroke_width(unit(width).max(1) as u32);
+        self.area.draw(&DashedPathElement::new(points, unit(DASH.0), unit(DASH.1), style))
     }
 
     fn badge(&self, key: Key, at: (f64, f64)) -> Result<DB> {
@@ -302,29 +301,4 @@ fn corners(points: &[Point], steps: bool) -> Vec<(f64, f64)> {
         corners.push((point.x, point.y));
     }
     corners
-}
-
-/// A line through points, cut into dashes.
-fn dashes(points: &[(f64, f64)]) -> Vec<[(f64, f64); 2]> {
-    let mut dashes = Vec::new();
-    let mut at = 0.0;
-    for pair in points.windows(2) {
-        let [(x0, y0), (x1, y1)] = [pair[0], pair[1]];
-        let length = (x1 - x0).hypot(y1 - y0);
-        let place = |along: f64| (x0 + (x1 - x0) * along / length, y0 + (y1 - y0) * along / length);
-        let mut along = 0.0;
-        while along < length {
-            let period = at % (DASH.0 + DASH.1);
-            let is_dash = period < DASH.0;
-            let rest = if is_dash { DASH.0 - period } else { DASH.0 + DASH.1 - period };
-            // At least a small step, so that the loop always advances.
-            let end = (along + rest.max(0.05)).min(length);
-            if is_dash {
-                dashes.push([place(along), place(end)]);
-            }
-            at += end - along;
-            along = end;
-        }
-    }
-    dashes
 }

@@ -182,24 +182,7 @@ pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// SplitMix64, as numbers from 0 to 1.
-    struct Random(u64);
-
-    impl Random {
-        fn next(&mut self) -> f64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
-        }
-
-        /// The sum of twelve uniform numbers is close enough to a normal one.
-        fn normal(&mut self) -> f64 {
-            (0..12).map(|_| self.next()).sum::<f64>() - 6.0
-        }
-    }
+    use crate::random::Random;
 
     /// A recording of `duration` ns: `blocks` blocks begin at random times and live as long as `law` says.
     fn recorded(random: &mut Random, blocks: usize, duration: f64, law: impl Fn(&mut Random) -> f64) -> Vec<Octave> {

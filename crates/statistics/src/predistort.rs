@@ -31,17 +31,3 @@ pub fn jeprof_scales(objects: f64, bytes: f64, interval: u64) -> Predistorted {
     let factor = -(-(bytes / objects) / interval as f64).exp_m1();
     Predistorted { objects: objects / factor, bytes: bytes / factor }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_and_back() {
-        let raw = predistort(1_000.0, 64_000.0, 524_288);
-        let back = jeprof_scales(raw.objects, raw.bytes, 524_288);
-        assert!((back.objects - 1_000.0).abs() < 1e-9 && (back.bytes - 64_000.0).abs() < 1e-7);
-        assert_eq!(predistort(0.0, 5.0, 10), Predistorted { objects: 0.0, bytes: 0.0 });
-        assert_eq!(jeprof_scales(0.0, 5.0, 10), Predistorted { objects: 0.0, bytes: 5.0 });
-    }
-}

@@ -131,6 +131,7 @@ fn beta_quantile(a: f64, b: f64, probability: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
     use crate::survival::{Observation, survival_curve};
 
     /// From tables of binomial limits: 10 of 20, 0 of 10.
@@ -176,19 +177,6 @@ mod tests {
         assert!(early.low > 0.25 && late.low < 0.01 && late.high > 0.99, "{early:?} {late:?}");
     }
 
-    struct Random(u64);
-
-    impl Random {
-        /// Uniform in (0, 1): splitmix64.
-        fn uniform(&mut self) -> f64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 + 1e-17
-        }
-    }
-
     /// Blocks with exponential lifetimes of mean 1 s, allocated throughout 3 s. Returns how many of `rounds` bands at
     /// 95 % hold the true share at each of three ages. The draws are the same in each run.
     fn held(rounds: usize) -> [usize; 3] {
@@ -198,7 +186,7 @@ mod tests {
         for _ in 0..rounds {
             let observations: Vec<Observation> = (0..60)
                 .map(|_| {
-                    let (lifetime, seen) = (-random.uniform().ln(), 3.0 * random.uniform());
+                    let (lifetime, seen) = (-random.next().ln(), 3.0 * random.next());
                     Observation {
                         age_seconds: lifetime.min(seen),
                         weight: 1.0,

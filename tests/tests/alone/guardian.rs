@@ -14,11 +14,7 @@ use heapbpf_tests::kernel::{links_of, links_that_stay};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, status, until};
-
-/// How often heapbpf is killed: a few times, or `HEAPBPF_TEST_KILLS` times.
-fn kills() -> u32 {
-    std::env::var("HEAPBPF_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
-}
+use heapbpf_tests::torture::times;
 
 /// A killed heapbpf leaves no probe, no link and no process, and its target is not harmed. Most kills come while links
 /// are made. Before there was a guardian, two of three of those left probes.
@@ -30,7 +26,8 @@ fn killed_at_any_moment_no_probe_stays() {
     until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (mut threads, mut guarded) = (BTreeSet::new(), 0);
-    for kill in 0..kills() {
+    let kills = times(8);
+    for kill in 0..kills {
         let mut command = Command::new(heapbpf());
         let hook = if kill % 2 == 0 { "probe" } else { "auto" };
         command.args(["-i", "4KiB", "--hook", hook, "--pid", &target_pid]).current_dir(dir.path());
@@ -49,7 +46,7 @@ fn killed_at_any_moment_no_probe_stays() {
         until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
     }
     // A guardian that served a measurement of costs may have ended before that of the recording starts.
-    assert!(2 * guarded > kills(), "{guarded}");
+    assert!(2 * guarded > kills, "{guarded}");
     target.go();
     assert_eq!(target.line(), "all children ended well");
     assert!(target.end().success());

@@ -15,9 +15,7 @@ use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
-
-/// Variable that sets how many are killed, 8 by default.
-const KILLS: &str = "HEAPBPF_TEST_KILLS";
+use heapbpf_tests::torture::times;
 
 fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").flag("-v")
@@ -82,7 +80,7 @@ fn a_target_that_runs_is_counted_from_the_first_call_on() {
 #[test]
 fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
     let Some(_turn) = turn("inline_whatever_kills_leave_the_target_is_right") else { return };
-    let kills = std::env::var(KILLS).ok().and_then(|kills| kills.parse().ok()).unwrap_or(8);
+    let kills = times(8);
     let mut target = Target::start(&program("checked"), ["4", "2000"]);
     let pid = target.pid();
     let mut random = 88_172_645_463_325_252_u64;

@@ -1,11 +1,11 @@
 //! What a recording must never do to a target: end it, or change what it computes. Each program detects damage itself.
 
-use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{libc_file, skipped, tool_or_install, turn};
+use heapbpf_tests::guardian::changed_bytes_of_libc;
 use heapbpf_tests::kernel::holders_of_links_to;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -69,11 +69,6 @@ fn children_live_though_their_allocator_begins_with_no_ops() {
     }
 }
 
-/// How often the programs switch stacks: `HEAPBPF_TEST_SWITCHES` times, or as often as the test says.
-fn switches(usual: u32) -> String {
-    std::env::var("HEAPBPF_TEST_SWITCHES").unwrap_or_else(|_| usual.to_string())
-}
-
 /// Fibers yield between an allocator's entry and its return. The kernel uses the stack pointer to decide which calls
 /// have returned, so a return probe there would end the program: the return sites are probed instead. Where they cannot
 /// be read, session links allow a return probe, for one call at a time. Without them, such a function is not hooked.
@@ -120,7 +115,7 @@ fn switched_inside<'a>(case: &str, ways: impl IntoIterator<Item = (&'a str, &'a 
     for (mode, link, kind) in ways {
         let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
         let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
-        let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
+        let mut target = Target::start(&switching, [mode, kind, "6000"]);
         let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
         let (profile, stats, truth) = recorder.option("--hook", "probe").results_of(&mut target);
         let what = format!("{mode}, {kind}, {link}: {stats:?}");
@@ -136,37 +131,21 @@ fn switched_inside<'a>(case: &str, ways: impl IntoIterator<Item = (&'a str, &'a 
     }
 }
 
+/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
 #[test]
 fn stacks_may_be_switched_between_calls() {
-    let kinds = [("session", "hand"), ("multi", "context"), ("perf", "hand")];
-    switched_between("stacks_may_be_switched_between_calls", &kinds);
-}
-
-/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
-fn switched_between(case: &str, kinds: &[(&str, &str)]) {
+    let case = "stacks_may_be_switched_between_calls";
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
         return;
     }
-    for &(link, kind) in kinds {
-        let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
+    for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
+        let mut target = Target::start(&program("switching"), ["around", kind, "50000"]);
         let (profile, stats, truth) =
             Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).results_of(&mut target);
         checks::sites(&profile, &truth, 4096, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.lost()), (truth.allocs(), 0), "{link}, {kind}: {stats:?}");
     }
-}
-
-/// The byte that a process has in memory at an offset of its C library's file.
-fn byte_of_libc(pid: u32, offset: u64) -> Option<u8> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so"))?;
-    let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (start, file_offset) = (number(line.split('-').next()?)?, number(line.split_whitespace().nth(2)?)?);
-    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).ok()?;
-    let mut byte = [0];
-    memory.read_exact_at(&mut byte, start + offset.checked_sub(file_offset)?).ok()?;
-    Some(byte[0])
 }
 
 /// A debugger's breakpoint that is already set remains a breakpoint: heapbpf probes another instruction, if the
@@ -192,7 +171,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let attach = found["attach"].as_array().expect("a list");
     let reason_of = |entry: &Value| entry["reason"].as_str().expect("a text").to_owned();
     let probe = attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked");
-    let (before, offset) = (reason_of(probe), probe["offset"].as_u64().expect("an offset"));
+    let before = reason_of(probe);
     let place = before.split_whitespace().next().expect("an offset");
     let (ready, hits) = (dir.path().join("ready"), dir.path().join("hits"));
     let script = format!(
@@ -217,7 +196,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         .expect("gdb starts");
     until("gdb lets the program continue", || ready.exists());
     // gdb inserts its breakpoints only after it has said so.
-    until("the breakpoint is there", || byte_of_libc(target.pid(), offset) == Some(0xcc));
+    until("the breakpoint is there", || changed_bytes_of_libc(target.pid()) > 0);
     let (profile, stats, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
     // A recording of the whole host, or by name, would have links here as well.
     let others = holders_of_links_to(&own_libc);
@@ -260,7 +239,7 @@ mod long {
         for (mode, function) in [("inside", "fiber_take"), ("jumps", "fiber_jump")] {
             let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
             for recordings in [1, 2] {
-                let start = || Target::start(&switching, [mode, "hand", &switches(6000)]);
+                let start = || Target::start(&switching, [mode, "hand", "6000"]);
                 let mut targets = [start(), start()];
                 let [first, second] = targets.each_ref().map(Target::pid);
                 let of = |pid: u32| {
@@ -280,10 +259,5 @@ mod long {
                 assert!(targets.into_iter().all(|target| target.end().success()));
             }
         }
-    }
-
-    #[test]
-    fn stacks_may_be_switched_between_calls_with_other_links() {
-        switched_between("stacks_may_be_switched_between_calls_with_other_links", &[("multi", "hand")]);
     }
 }

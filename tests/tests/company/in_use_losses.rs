@@ -8,7 +8,7 @@ use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{Answer, get};
-use heapbpf_tests::target::status;
+use heapbpf_tests::target::resident_bytes;
 
 const EIGHT: Load = Load::FAST.with_threads(8);
 
@@ -191,11 +191,6 @@ fn intervals_include_the_truth_with_a_ring_of_one_page() {
     covered(&Load { blocks: 800, ..Load::FAST }, "4KiB", 50);
 }
 
-/// Resident memory of a process in bytes, or `None` if it has ended.
-fn resident(pid: u32) -> Option<u64> {
-    status(pid, "VmRSS")?.trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
-}
-
 /// Tests of the long set.
 mod long {
     use super::*;
@@ -222,7 +217,7 @@ mod long {
         let begun = Instant::now();
         let mut sizes = Vec::new();
         while begun.elapsed() < TIME {
-            let Some(bytes) = resident(recording.pid()) else {
+            let Some(bytes) = resident_bytes(recording.pid()) else {
                 let outcome = recording.ends();
                 panic!("heapbpf ended ({}) after {sizes:?}:\n{}\n{}", outcome.status, outcome.stderr, outcome.stdout);
             };

@@ -170,37 +170,6 @@ fn loads(program: &Path, library: &Path, name: &str) {
     assert!(shares.iter().all(|share| share.is_some_and(|share| share < 1.0)), "{shares:?}");
 }
 
-/// Prints how long the calls of such an allocator are not counted, from before its file is mapped on: the program makes
-/// one every 0.1 ms, and those that are missing are the first ones.
-#[test]
-fn the_first_calls_of_an_allocator_that_is_loaded_later_are_missing() {
-    let case = "the_first_calls_of_an_allocator_that_is_loaded_later_are_missing";
-    let Some(_turn) = turn(case) else { return };
-    for file in &PRELOADED[1..] {
-        let path = Path::new(LIBRARIES).join(file);
-        if !path.exists() {
-            skipped(case, &format!("no {file}"));
-            continue;
-        }
-        let start = || {
-            let mut command = Command::new(program("newcomer"));
-            let command = command.arg(&path).arg("100000");
-            Target::start_command(command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
-        };
-        let (mut target, recording) = begin(&start, Hook::Inline, "libc.so.6", 1, &[]);
-        let pid = target.pid();
-        target.go();
-        until("both are hooked", || hooked_files(pid).len() == 2);
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        let of_site = profile.stacks.iter().filter(|stack| stack.site() == Some("site_01"));
-        let counted: u64 = of_site.map(|stack| stack.samples).sum();
-        let made = truth.site("site_01").allocs;
-        println!("{file}: {:.1} ms, {counted} of {made} calls", made.saturating_sub(counted) as f64 * 0.1);
-        assert!((1..made).contains(&counted) && stats.lost() == 0, "{file}: {counted} of {made}, {stats:?}");
-    }
-}
-
 /// A custom allocator in a program, and one in a library that is unloaded and loaded again.
 #[test]
 fn custom_allocators_are_exact() {

@@ -33,12 +33,14 @@ fn to_its_end(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats,
 }
 
 #[test]
-fn inline_counts_are_exact_when_a_process_exits() {
-    let Some(_turn) = turn("inline_counts_are_exact_when_a_process_exits") else { return };
-    for interval in [1, HALF_MIB] {
-        let (profile, stats, truth) = to_its_end("mix", &["20000"], interval);
+fn inline_counts_are_exact_when_a_process_exits_or_is_killed() {
+    let Some(_turn) = turn("inline_counts_are_exact_when_a_process_exits_or_is_killed") else { return };
+    let ends: [(&str, &[&str]); 2] = [("mix", &["20000"]), ("endings", &["sigkill", "5000"])];
+    for ((name, arguments), interval) in ends.into_iter().flat_map(|end| [(end, 1), (end, HALF_MIB)]) {
+        let (profile, stats, truth) = to_its_end(name, arguments, interval);
         counted_exactly(&stats, &truth);
         checks::sites(&profile, &truth, interval, Compare::All);
+        assert!(profile.processes.iter().all(|process| process.ended), "{:?}", profile.processes);
     }
 }
 
@@ -123,17 +125,6 @@ fn as_many_sampled_blocks_are_followed_as_live_max_says() {
     }
 }
 
-#[test]
-fn inline_counts_are_exact_when_a_process_is_killed() {
-    let Some(_turn) = turn("inline_counts_are_exact_when_a_process_is_killed") else { return };
-    for interval in [1, HALF_MIB] {
-        let (profile, stats, truth) = to_its_end("endings", &["sigkill", "5000"], interval);
-        counted_exactly(&stats, &truth);
-        checks::sites(&profile, &truth, interval, Compare::All);
-        assert!(profile.processes.iter().all(|process| process.ended), "{:?}", profile.processes);
-    }
-}
-
 /// Calls in progress when figures are taken are in none of them. Calls cut off by the process's end are lost, with
 /// their bytes, so that the difference to the samples does not look like an error. The same holds with probes.
 #[test]
@@ -165,28 +156,6 @@ fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
         assert_eq!(figures(&profile), all, "{hook:?}: {stats:?}");
         assert_eq!((stats.lost["abandoned"], stats.lost()), (THREADS, THREADS), "{hook:?}: {stats:?}");
         assert_eq!(outcome.alarm(), None, "{hook:?}: {stats:?}");
-    }
-}
-
-/// A child starts without blocks, frees what it inherited, and counts from its first call.
-#[test]
-fn inline_children_that_fork_are_their_own() {
-    let Some(_turn) = turn("inline_children_that_fork_are_their_own") else { return };
-    for interval in [1, HALF_MIB] {
-        let mut target = Target::start(&program("family"), ["fork"]);
-        let recording = inline(&target, interval);
-        target.go();
-        target.step();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        checks::sites(&profile, &truth, interval, Compare::All);
-        counted_exactly(&stats, &truth);
-        let child = truth.site("site_02");
-        for pid in [child.pid, target.pid()] {
-            checks::sites_of(&profile, pid, &truth, interval, Compare::All);
-            let bytes = truth.sites.iter().filter(|site| site.pid == pid).map(|site| site.bytes).sum();
-            assert_eq!(checks::exact(profile.process(pid)).0, Some(bytes), "{pid} of {profile:?}");
-        }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::inline::{Hook, record};
 use heapbpf_tests::output::{Profile, Stack};
@@ -72,14 +71,6 @@ fn callers_inside_libc_are_the_same() {
             assert!(profile.stacks.iter().all(|stack| stack.complete && stack.has("main")), "{unwind}");
         }
     }
-}
-
-#[test]
-fn blocks_of_libcs_own_functions_have_their_sites() {
-    let Some(_turn) = turn("blocks_of_libcs_own_functions_have_their_sites") else { return };
-    let (profile, _, truth) = record(&program("callers"), &["100"], Hook::Inline, 1, &[]);
-    checks::sites(&profile, &truth, 1, Compare::All);
-    the_same(&program("callers"), &["100"], "auto", Frames::All, None);
 }
 
 #[test]

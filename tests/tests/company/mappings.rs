@@ -62,28 +62,25 @@ fn started(command: &mut Command) -> (Target, u32) {
     (target, pid)
 }
 
+/// Deleted before the recording, or replaced meanwhile by an upgrade.
 #[test]
-fn an_executable_that_was_deleted_before() {
-    let Some(_turn) = turn("an_executable_that_was_deleted_before") else { return };
-    let dir = dir();
-    let copy = copy_to(dir.path());
-    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
-    std::fs::remove_file(&copy).expect("our own file");
-    record(target, pid, || ());
-}
-
-/// An upgrade replaces the file of the running program.
-#[test]
-fn an_executable_that_is_upgraded_meanwhile() {
-    let Some(_turn) = turn("an_executable_that_is_upgraded_meanwhile") else { return };
-    let dir = dir();
-    let copy = copy_to(dir.path());
-    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
-    record(target, pid, || {
-        let newer = dir.path().join("newer");
-        copy_file(program("leak"), &newer);
-        std::fs::rename(&newer, &copy).expect("our own directory");
-    });
+fn an_executable_that_is_deleted_or_upgraded() {
+    let Some(_turn) = turn("an_executable_that_is_deleted_or_upgraded") else { return };
+    for is_upgraded in [false, true] {
+        let dir = dir();
+        let copy = copy_to(dir.path());
+        let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
+        if !is_upgraded {
+            std::fs::remove_file(&copy).expect("our own file");
+        }
+        record(target, pid, || {
+            if is_upgraded {
+                let newer = dir.path().join("newer");
+                copy_file(program("leak"), &newer);
+                std::fs::rename(&newer, &copy).expect("our own directory");
+            }
+        });
+    }
 }
 
 /// Starts a program that loads a copy of each of two libraries, one after the other, and deletes the copy at once.

@@ -1,10 +1,8 @@
 //! Destinations of outputs: files are replaced only on request, devices, FIFOs and sockets never. Links are followed
 //! only on request.
 
-use std::ffi::CString;
 use std::fs::{self};
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -16,16 +14,7 @@ use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
-
-fn c_path(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).expect("no zero in it")
-}
-
-fn fifo(path: &Path) {
-    let name = c_path(path);
-    // SAFETY: the path is a NUL-terminated string that outlives the call.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{}", std::io::Error::last_os_error());
-}
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// Opens a FIFO and reads it to its end, on another thread.
 fn reader(path: &Path) -> JoinHandle<Vec<u8>> {
@@ -58,7 +47,7 @@ fn a_fifo_and_a_socket_are_read_by_others() {
     let mut readers = None;
     let outcome = record(|recorder| {
         let (pipe, socket) = (recorder.dir().join("fifo.json"), recorder.dir().join("socket.json"));
-        fifo(&pipe);
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("our own directory");
         readers = Some((reader(&pipe), listener(&socket)));
         recorder.option("-o", "fifo.json").option("--stats", "socket.json")
     });

@@ -1,8 +1,7 @@
 //! The web page in headless Chromium, opened from a profile's file and from a running `serve`, driven by clicks and
 //! keys.
 //!
-//! HEAPBPF_PICTURES=DIR writes the screenshots of the README and the documents to DIR. HEAPBPF_LOOK=DIR writes
-//! screenshots to check by eye.
+//! HEAPBPF_PICTURES=DIR writes the screenshots of the README and the documents to DIR.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -64,24 +63,6 @@ fn make_hostile_page(dir: &Path) -> PathBuf {
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     html
-}
-
-/// Writes screenshots of the narrowest and the widest window, in light and dark colours, if HEAPBPF_LOOK is set.
-fn look(browser: &mut Browser, name: &str) {
-    let Some(dir) = std::env::var_os("HEAPBPF_LOOK") else { return };
-    for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
-        browser.resize(width, if width < 500 { 2400 } else { 1200 });
-        browser.prefer(scheme);
-        assert!(
-            browser.value("document.querySelector('header').clientHeight").as_u64() < Some(160),
-            "{name} at {width} px"
-        );
-        browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
-        let file = Path::new(&dir).join(format!("{name}-{width}-{scheme}.png"));
-        std::fs::write(file, browser.picture()).expect("there is space");
-    }
-    browser.resize(1300, 1000);
-    browser.prefer("light");
 }
 
 /// Sets the size of the window, and waits until the page has it.
@@ -251,7 +232,6 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.open(&link, "document.querySelectorAll('#main tbody tr').length === 2");
     browser.until("!document.getElementById('details').hidden");
     picture(&mut browser, "page-stacks.png");
-    look(&mut browser, "stack");
 
     // Show callers and callees of a function, from its line in the details.
     browser.click("#details .frames li:nth-child(2) button");
@@ -322,7 +302,6 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     // Every control has a name, and nothing that is only visually hidden is hidden from screen readers.
     let nameless = "[...document.querySelectorAll('button, select, input, canvas')].filter(it => !(it.innerText || it.ariaLabel || it.labels?.length || it.getAttribute('aria-label'))).length";
     assert_eq!(browser.value(nameless), 0);
-    look(&mut browser, "functions");
     for (width, scheme) in [(400, "dark"), (2000, "light")] {
         resize(&mut browser, width, 900);
         browser.prefer(scheme);
@@ -435,7 +414,6 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(table.contains("site_00"), "every tenth block is kept: {table}");
     browser.click("#tab-flame");
     picture(&mut browser, "page-kept.png");
-    look(&mut browser, "kept");
     let link = browser.text("location.href");
     browser.open("about:blank", "true");
     browser.open(&link, "document.getElementById('path').innerText.includes('in use at the end')");

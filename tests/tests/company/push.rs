@@ -2,14 +2,12 @@
 //! nothing is lost. If it stays unavailable, disk use is bounded.
 
 use std::fs;
-use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
-use flate2::read::GzDecoder;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use heapbpf_profile::proto::otlp::ProfilesData;
-use heapbpf_tests::browser::base64;
 use heapbpf_tests::environment::turn;
+use heapbpf_tests::pprof;
 use heapbpf_tests::program::program;
 use heapbpf_tests::receivers::{Request, Reserved, collector, http_store};
 use heapbpf_tests::recorder::{Recorder, Recording};
@@ -25,34 +23,15 @@ struct Part {
     alloc_bytes: i64,
 }
 
-/// The used part of pprof's public schema (profile.proto).
-#[derive(Clone, PartialEq, Message)]
-struct Pprof {
-    #[prost(message, repeated, tag = "2")]
-    samples: Vec<PprofSample>,
-    #[prost(int64, tag = "9")]
-    time_nanos: i64,
-    #[prost(int64, tag = "10")]
-    duration_nanos: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PprofSample {
-    #[prost(int64, repeated, tag = "2")]
-    values: Vec<i64>,
-}
-
 const ALLOC_SPACE: usize = 1;
 
 fn of_pprof(gzip: &[u8]) -> Part {
-    let mut bytes = Vec::new();
-    GzDecoder::new(gzip).read_to_end(&mut bytes).expect("whole");
-    let profile = Pprof::decode(&bytes[..]).expect("a pprof");
+    let profile = pprof::profile(gzip);
     let begin_ns = u64::try_from(profile.time_nanos).expect("after 1970");
     Part {
         begin_ns,
         end_ns: begin_ns + u64::try_from(profile.duration_nanos).expect("time goes on"),
-        alloc_bytes: profile.samples.iter().map(|sample| sample.values[ALLOC_SPACE]).sum(),
+        alloc_bytes: profile.sample.iter().map(|sample| sample.value[ALLOC_SPACE]).sum(),
     }
 }
 
@@ -98,7 +77,7 @@ fn of_push_api(request: &Request) -> Part {
         assert!(labels.iter().any(|label| label["name"] == name && label["value"] != ""), "{name}: {labels:?}");
     }
     let raw = message["series"][0]["samples"][0]["rawProfile"].as_str().expect("a profile");
-    of_pprof(&base64(raw))
+    of_pprof(&BASE64_STANDARD.decode(raw).expect("Base64"))
 }
 
 /// Checks that the profiles follow each other without a gap, and that their sum is complete.
@@ -132,12 +111,6 @@ fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
     values.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
 }
 
-/// How long receivers are unavailable at the beginning. `HEAPBPF_TEST_AWAY=60` sets another number of seconds.
-fn away_for() -> Duration {
-    let seconds = std::env::var("HEAPBPF_TEST_AWAY").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(5))
-}
-
 #[test]
 fn receivers_that_were_away_get_everything_in_order() {
     let Some(_turn) = turn("receivers_that_were_away_get_everything_in_order") else { return };
@@ -149,7 +122,6 @@ fn receivers_that_were_away_get_everything_in_order() {
     let (recording, metrics) = recording(&target, &urls, "500ms", &[]);
     target.go();
     // No receiver is listening.
-    std::thread::sleep(away_for());
     until("profiles wait everywhere", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 5.0));
     assert!(pushed(&metrics(), "failures_total").iter().all(|failures| *failures >= 1.0));
     assert_eq!(pushed(&metrics(), "delivered_total"), [0.0; 5]);

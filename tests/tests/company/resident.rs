@@ -12,19 +12,13 @@ use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::{Target, stat, status, until};
+use heapbpf_tests::target::{Target, resident_bytes, stat, until};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// The parts that add up to resident memory.
 const PARTS: [&str; 9] = ["heap", "files", "stacks", "shared", "jit_code", "runtime", "heapbpf", "other", "anonymous"];
-
-/// Resident memory of a process as the kernel counts it, in bytes.
-fn resident_bytes(pid: u32) -> u64 {
-    let kib = status(pid, "VmRSS").expect("it has memory");
-    kib.trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
-}
 
 /// The sum of a field over all mappings of a process, in bytes.
 fn sum_of_mappings(pid: u32, field: &str) -> u64 {
@@ -208,7 +202,7 @@ fn the_parts_of_resident_memory_add_up() {
     let Some(_turn) = turn("the_parts_of_resident_memory_add_up") else { return };
     let mut target = Target::start::<&str>(&program("resident"), []);
     let (outcome, truth) = Recorder::of(target.pid(), 4096).record(&mut target);
-    let resident = resident_bytes(target.pid());
+    let resident = resident_bytes(target.pid()).expect("it has memory");
 
     outcome.results();
     let file = outcome.file("profile.json");

@@ -151,15 +151,16 @@ fn libraries_that_come_and_go() {
 #[test]
 fn a_forked_child_starts_empty() {
     let Some(_turn) = turn("a_forked_child_starts_empty") else { return };
-    let (profile, stats, truth) = record_family("fork", "probe");
-    let pids: Vec<u32> = truth.sites.iter().map(|site| site.pid).collect();
-    for pid in pids {
-        checks::sites_of(&profile, pid, &truth, 1, Compare::All);
+    for hook in ["probe", "inline"] {
+        let (profile, stats, truth) = record_family("fork", hook);
+        for pid in truth.sites.iter().map(|site| site.pid) {
+            checks::sites_of(&profile, pid, &truth, 1, Compare::All);
+            let bytes = truth.sites.iter().filter(|site| site.pid == pid).map(|site| site.bytes).sum();
+            assert_eq!(checks::exact(profile.process(pid)).0, Some(bytes), "{hook}: {pid} of {profile:?}");
+        }
+        assert_eq!((stats.submitted, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{hook}: {stats:?}");
+        assert!(profile.process(truth.site("site_02").pid).ended, "{hook}: the child has ended");
     }
-    assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
-    let child = truth.site("site_02").pid;
-    assert!(profile.process(child).ended, "the child has ended");
-    assert_eq!(checks::exact(profile.process(child)).0, Some(truth.site("site_02").bytes));
 }
 
 /// A child of vfork or clone allocates in its parent's memory, and with inline hooks it adds to the counts there. Its

@@ -133,14 +133,6 @@ fn a_program_whose_allocator_cannot_be_found_is_profiled_by_what_it_announces() 
 }
 
 #[test]
-fn where_an_allocator_is_hooked_announcements_do_not_count() {
-    let Some(_turn) = turn_here("where_an_allocator_is_hooked_announcements_do_not_count") else { return };
-    let (profile, stats, _) = record(&program("announced"), "3", &[]);
-    assert!(profile.processes.iter().all(|process| process.hook.as_deref() != Some("usdt")));
-    assert!(stats.attach.iter().all(|probe| !probe.function.starts_with("otel_memory")), "{stats:?}");
-}
-
-#[test]
 fn a_library_that_is_opened_later_is_followed() {
     let Some(_turn) = turn_here("a_library_that_is_opened_later_is_followed") else { return };
     let opened = library("announcing_library", "libannouncing.so", &["-s", "-lm"]);

@@ -214,14 +214,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_are_read_from_cargos_tree() {
-        let text = "sampler-user v0.1.0 (/w/sampler-user)\nahash v0.8.12\nahash v0.8.12 (*)\n\nbytes v1.11.0\n";
-        let found: Vec<_> =
-            crates_of_tree(text).into_iter().map(|(name, version)| format!("{name} {version}")).collect();
-        assert_eq!(found, ["ahash 0.8.12", "bytes 1.11.0", "sampler-user 0.1.0"]);
-    }
-
-    #[test]
     fn checksums_are_read_from_the_lock_file_and_own_crates_have_none() {
         let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"1.0.0\"\nsource = \"registry+x\"\nchecksum = \"0f\"\n\n\
                     [[package]]\nname = \"own\"\nversion = \"0.1.0\"\ndependencies = [\n \"a\",\n]\n";

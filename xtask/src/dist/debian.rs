@@ -146,16 +146,3 @@ fn files_below(root: &Path, dir: &Path, names: &mut Vec<String>) -> anyhow::Resu
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    /// Installing a profiler of the whole host is not a request to run it.
-    #[test]
-    fn the_installation_starts_nothing() {
-        let script = include_str!("../../../packaging/deb/postinst");
-        for starting in ["enable", " start ", "systemctl restart"] {
-            let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
-            assert!(commands.into_iter().all(|line| !line.contains(starting)), "{starting}: {script}");
-        }
-    }
-}

@@ -259,44 +259,17 @@ fn end_group(child: &mut Child) {
 mod tests {
     use super::*;
 
-    fn run_script(script: &str) -> anyhow::Result<Outcome> {
+    fn run_script(script: &str, limit: Option<Duration>) -> anyhow::Result<Outcome> {
         // libtest's options become arguments of the script.
-        run(Command::new("sh").args(["-c", script, "sh"]), &[], Manner::default())
-    }
-
-    #[test]
-    fn each_test_has_its_outcome_and_time() {
-        let script = r#"
-            echo '{ "type": "suite", "event": "started", "test_count": 3 }'
-            echo '{ "type": "test", "event": "started", "name": "a::b" }'
-            echo 'a line of the test itself'
-            echo '{ "type": "test", "name": "a::b", "event": "ok", "exec_time": 1.5 }'
-            echo '{ "type": "test", "event": "started", "name": "c" }'
-            echo '{ "type": "test", "name": "c", "event": "failed", "exec_time": 0.5, "stdout": "why" }'
-            echo '{ "type": "test", "name": "d", "event": "ignored" }'
-            echo '{ "type": "suite", "event": "failed", "passed": 1, "failed": 1 }'"#;
-        let outcome = run_script(script).expect("a test program");
-        assert_eq!(outcome.passed, [("a::b".to_owned(), 1.5)]);
-        assert_eq!(outcome.failed, [("c".to_owned(), "failed after 0.5 s".to_owned())]);
-        assert_eq!(outcome.ignored, 1);
+        run(Command::new("sh").args(["-c", script, "sh"]), &[], Manner { limit, ..Manner::default() })
     }
 
     #[test]
     fn a_program_that_ends_in_a_test_names_it() {
         let script = r#"echo '{ "type": "test", "event": "started", "name": "a::b" }'; kill -9 $$"#;
-        let failed = run_script(script).expect("a test program").failed;
+        let failed = run_script(script, None).expect("a test program").failed;
         assert!(failed[0].0 == "a::b" && failed[0].1.contains("signal: 9"), "{failed:?}");
-        assert!(run_script("exit 3").is_err(), "not a test program");
-    }
-
-    #[test]
-    fn a_test_that_outlasts_its_time_is_ended_and_named() {
-        let script = r#"echo '{ "type": "test", "event": "started", "name": "slow" }'; sleep 1000"#;
-        // The shell must have started by then.
-        let manner = Manner { within: Some(Duration::from_secs(3)), ..Manner::default() };
-        let outcome = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program");
-        assert_eq!(outcome.cut_off, ["slow"]);
-        assert!(outcome.passed.is_empty() && outcome.failed.is_empty(), "{outcome:?}");
+        assert!(run_script("exit 3", None).is_err(), "not a test program");
     }
 
     #[test]
@@ -305,8 +278,7 @@ mod tests {
             echo '{ "type": "suite", "event": "started", "test_count": 3 }'
             echo '{ "type": "test", "event": "started", "name": "hangs" }'
             sleep 1234"#;
-        let manner = Manner { limit: Some(Duration::from_secs(3)), ..Manner::default() };
-        let failed = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program").failed;
+        let failed = run_script(script, Some(Duration::from_secs(3))).expect("a test program").failed;
         let [(name, reason)] = &failed[..] else { panic!("{failed:?}") };
         assert_eq!(name, "hangs");
         assert!(reason.contains("2 tests had not begun") && reason.contains("sleep 1234"), "{reason}");

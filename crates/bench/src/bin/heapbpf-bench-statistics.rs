@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use heapbpf_profile::model::Criterion;
+use heapbpf_statistics::Criterion;
 use heapbpf_statistics::estimate::{self, Part};
 use heapbpf_statistics::growth::{Observed, p_no_growth, q_values};
 use heapbpf_statistics::interval::Sampled;

@@ -38,36 +38,23 @@ pub fn detection_all(file: &Value, checker: &mut Checker) {
     }
 }
 
-/// Claims of the form "R KiB: P% … above X MiB", and those about an allocation as large as the interval, the cut-off,
-/// and ratios.
+/// The size that is seen with some probability, at the interval that the claim begins with; and the cut-off.
 fn detection_fact(fact: &Value, checker: &mut Checker) {
     let claim = fact["claim"].as_str().unwrap_or_default();
-    let before = |unit: &str| {
-        let head = claim.split(unit).next()?;
-        head.rsplit(' ').find(|word| !word.is_empty())?.parse::<f64>().ok()
-    };
-    if let (Some(kib), Some(mib)) = (before(" KiB:"), before(" MiB")) {
-        let interval = (kib * 1_024.0) as u64;
-        let seen = -(-mib * 1_048_576.0 / interval as f64).exp_m1();
-        checker.close(claim, seen, &fact["value"], 1e-9);
-        for (key, expected) in fact.as_object().into_iter().flatten() {
-            let percent = key.strip_prefix("exact_size_for_").and_then(|rest| rest.strip_suffix("pct_bytes"));
-            if let Some(percent) = percent.and_then(|percent| percent.parse::<f64>().ok()) {
-                checker.close(key, size_seen_with(percent / 100.0, interval), expected, 1e-9);
-            }
+    let kib: Option<u64> = claim.split(' ').next().and_then(|word| word.parse().ok());
+    for (key, expected) in fact.as_object().into_iter().flatten() {
+        let percent = key.strip_prefix("exact_size_for_").and_then(|rest| rest.strip_suffix("pct_bytes"));
+        if let (Some(percent), Some(kib)) = (percent.and_then(|percent| percent.parse::<f64>().ok()), kib) {
+            checker.close(key, size_seen_with(percent / 100.0, kib * 1_024), expected, 1e-9);
         }
-    } else if claim.contains("equal to the interval") || claim.starts_with("two 5 KB allocations at 10 KB") {
-        checker.close(claim, -(-1.0f64).exp_m1(), &fact["value"], 1e-9);
-    } else if claim.contains("32->512, 32->2048") {
-        checker.equal(claim, 512 / 32, &fact["value"][0]);
-        checker.equal(claim, 2_048 / 32, &fact["value"][1]);
-    } else if fact["value"]["cutoff_over_R"].is_number() {
-        checker.close(claim, CUT_OFF_IN_INTERVALS, &fact["value"]["cutoff_over_R"], 1e-9);
-        for row in rows(&fact["value"], "cutoff_bytes") {
-            let r = count(row, "interval");
-            checker.close(claim, size_seen_with(0.99, r), &row["bytes_poisson"], 1e-9);
-            checker.equal(claim, smallest_seen_with(0.99, r), &row["smallest_int_binomial"]);
-        }
+    }
+    if fact["cutoff_over_R"].is_number() {
+        checker.close(claim, CUT_OFF_IN_INTERVALS, &fact["cutoff_over_R"], 1e-9);
+    }
+    for row in rows(fact, "cutoff_bytes") {
+        let r = count(row, "interval");
+        checker.close(claim, size_seen_with(0.99, r), &row["bytes_poisson"], 1e-9);
+        checker.equal(claim, smallest_seen_with(0.99, r), &row["smallest_int_binomial"]);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Known answers on sequences that break naive samplers, by formula and by simulation (seeded).
 
 use serde_json::Value;
-use statrs::function::exponential;
 
 use heapbpf_statistics::weight::inclusion;
 use sampler_ebpf::constants::draw_constants;
@@ -9,7 +8,7 @@ use sampler_ebpf::geometric::draw;
 use sampler_ebpf::rng;
 use sampler_ebpf::sampler::step;
 
-use crate::check::{Checker, count, number, pairs, rows};
+use crate::check::{Checker, count, pairs, rows};
 
 /// Number of simulated cycles, and the tolerance of their totals in standard errors (exceeded by chance in one of
 /// 150,000 checks).
@@ -21,7 +20,6 @@ pub fn pathological(file: &Value, checker: &mut Checker) {
         formulas(sequence, checker);
         simulation(sequence, checker);
     }
-    naive(&file["naive_algorithms"], checker);
 }
 
 fn formulas(sequence: &Value, checker: &mut Checker) {
@@ -91,82 +89,4 @@ fn simulation(sequence: &Value, checker: &mut Checker) {
             relative.abs() <= SIGMAS * error + 1e-9,
         );
     }
-}
-
-/// Runs the naive samplers on the same sequences, and compares with the file's own simulation to 1 % of probability.
-fn naive(naive: &Value, checker: &mut Checker) {
-    for (name, expected) in naive["simulated"].as_object().into_iter().flatten() {
-        let Some((cycle, rule)) = name
-            .strip_prefix("99_1_")
-            .map(|rule| ([(99, 1), (1, 1)], rule))
-            .or_else(|| name.strip_prefix("10000_100_").map(|rule| ([(10_000, 1), (1, 100)], rule)))
-        else {
-            continue;
-        };
-        let cycles = rule.strip_suffix("cycles").and_then(|rest| rest.rsplit('_').next()?.parse().ok());
-        let rule = match rule {
-            "reset" => Rule::Reset,
-            "large_always" => Rule::LargeAlways,
-            _ if rule.starts_with("carry") => Rule::Carry,
-            _ => continue,
-        };
-        let [first, second] = shares(cycle, rule, cycles.unwrap_or(100_000));
-        for (keys, actual) in [(["p99", "p_big"], first), (["p1", "p_small_mean"], second)] {
-            let key = keys.into_iter().find(|key| !expected[*key].is_null()).unwrap_or(keys[0]);
-            checker.near(&format!("naive {name} {key}"), actual, &expected[key], 0.01);
-        }
-    }
-    for check in rows(naive, "published_checks") {
-        let claim = check["claim"].as_str().unwrap_or_default();
-        // P(recorded) of an allocation of X if Exp(R) is carried over: 1 − Y + X/R · E₁(X/R).
-        let carried = |x: f64| Some(-(-x).exp_m1() + x * exponential::integral(x, 1)?);
-        let value = if claim.starts_with("X=R:") {
-            carried(1.0)
-        } else if claim.starts_with("X=2R:") {
-            carried(2.0)
-        } else if claim.starts_with("P(Exp(100)>2*99+1)") {
-            Some((-1.99f64).exp())
-        } else {
-            continue;
-        };
-        checker.near(claim, value.unwrap_or(f64::NAN), &check["value"], 1e-9 * number(check, "value").abs());
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Rule {
-    /// S −= size; if S < 0, record once and S += Exp(R).
-    Carry,
-    /// S = Exp(R) after a record.
-    Reset,
-    /// Sizes of R and more are always recorded and not counted down; other sizes carry over.
-    LargeAlways,
-}
-
-/// Recorded share of both sizes with R = 100, averaged over enough starts for 100,000 cycles in all.
-fn shares(cycle: [(u64, u64); 2], rule: Rule, cycles: u64) -> [f64; 2] {
-    const INTERVAL: f64 = 100.0;
-    let mut state = rng::seed(2, cycles);
-    let mut exponential = || -INTERVAL * ((rng::next(&mut state) as f64 + 1.0) / 2f64.powi(64)).ln();
-    let mut recorded = [0u64; 2];
-    let starts = (100_000 / cycles).max(30);
-    for _ in 0..starts {
-        let mut left = exponential();
-        for _ in 0..cycles {
-            for (recorded, (size, times)) in recorded.iter_mut().zip(cycle) {
-                if rule == Rule::LargeAlways && size as f64 >= INTERVAL {
-                    *recorded += times;
-                    continue;
-                }
-                for _ in 0..times {
-                    left -= size as f64;
-                    if left < 0.0 {
-                        *recorded += 1;
-                        left = if rule == Rule::Reset { exponential() } else { left + exponential() };
-                    }
-                }
-            }
-        }
-    }
-    [0, 1].map(|i| recorded[i] as f64 / (starts * cycles * cycle[i].1) as f64)
 }

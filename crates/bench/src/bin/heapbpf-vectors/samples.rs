@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use heapbpf_profile::model::Criterion;
+use heapbpf_statistics::Criterion;
 use heapbpf_statistics::estimate::{self, Part};
 use heapbpf_statistics::interval;
 use heapbpf_statistics::sums::SampleSums;
