@@ -48,8 +48,9 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
     for (index, stack) in largest.iter().enumerate() {
         let key = Key::Part(index + 1);
         let points = order.iter().zip(&stacks).map(|(profile, stacks)| {
-            let is_same =
-                |it: &&StackFigures| (&it.group, &it.functions, &it.cut) == (&stack.group, &stack.functions, &stack.cut);
+            let is_same = |it: &&StackFigures| {
+                (&it.group, &it.functions, &it.cut) == (&stack.group, &stack.functions, &stack.cut)
+            };
             let found = stacks.iter().find(is_same);
             let unseen = || {
                 let mut pool = Pool::default();

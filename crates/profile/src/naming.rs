@@ -323,11 +323,13 @@ mod tests {
 
     #[test]
     fn names_are_short_unless_rows_would_look_alike() {
-        let key = |name: &'static str, home: &'static str| FunctionKey { home: home.into(), ..FunctionKey::named(name) };
+        let key =
+            |name: &'static str, home: &'static str| FunctionKey { home: home.into(), ..FunctionKey::named(name) };
         let keys = ["f(int)", "f(long)", "g(int)"].map(|name| key(name, "a.so"));
         let [f, other, g] = &keys;
         let (elsewhere, foreign) = (key("g(int)", "b.so"), key("h<int>()", "b.so"));
-        let rows = [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
+        let rows =
+            [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
         let shown = ["f(int)", "f(long)", "g(int) (a.so)", "g(int) (b.so)", "f", "h"];
         assert_eq!(told_apart(&rows), shown);
     }

@@ -10,7 +10,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::browser::{Browser, base64};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use heapbpf_tests::browser::Browser;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
@@ -159,7 +160,8 @@ fn a_file_saves_what_can_be_made_from_it() {
     browser.value("void [...document.querySelectorAll('#export button')].find(it => it.innerText === 'pprof').click()");
     let saved = "saved.arrayBuffer().then(it => btoa(Array.from(new Uint8Array(it), byte => String.fromCharCode(byte)).join('')))";
     let file = dir.path().join("saved.pb");
-    std::fs::write(&file, base64(&browser.text(saved))).expect("there is space");
+    let bytes = BASE64_STANDARD.decode(browser.text(saved)).expect("Base64");
+    std::fs::write(&file, bytes).expect("there is space");
     let report = Command::new(heapbpf()).args(["report", "--by", "function"]).arg(&file).output().expect("it runs");
     let text = String::from_utf8_lossy(&report.stdout);
     assert!(report.status.success() && text.contains("site_06"), "{text} {}", String::from_utf8_lossy(&report.stderr));

@@ -102,12 +102,7 @@ pub(super) struct Title<'a> {
 }
 
 /// The frame that titles a stack. `None` if it has no frames.
-fn title<'a>(
-    profile: &Profile,
-    stack: &'a Stack,
-    view: FrameView,
-    known: &mut KnownOrigins,
-) -> Option<&'a Arc<Frame>> {
+fn title<'a>(profile: &Profile, stack: &'a Stack, view: FrameView, known: &mut KnownOrigins) -> Option<&'a Arc<Frame>> {
     view.shown_of(profile, stack, known).frames.first().map(|first| &stack.frames[*first])
 }
 

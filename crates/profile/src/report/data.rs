@@ -273,8 +273,7 @@ mod tests {
         let of_functions = format!("function self {figures}");
         let by_function = ReportOptions { by: By::Function, ..ReportOptions::default() };
         let suspects = ReportOptions { suspects: true, ..ReportOptions::default() };
-        for (options, name, expected) in
-            [(suspects, "suspects", of_suspects), (by_function, "function", of_functions)]
+        for (options, name, expected) in [(suspects, "suspects", of_suspects), (by_function, "function", of_functions)]
         {
             let json: Json = serde_json::from_str(&json(&golden::leaking(), &options).expect("JSON")).expect("JSON");
             assert_eq!(json["view"], name);

@@ -39,7 +39,7 @@ pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<Stac
     let figures = |group: &super::stacks::Group| StackFigures {
         group: names.name(group.row).into_owned(),
         calls: names_of(group.chain(&context)),
-        functions: names_of(group.chain_in(&context, full)),
+        functions: names_of(group.chain_in(&context, full, &group.shown)),
         cut: group.cut.as_deref().map(str::to_owned),
         pool: group.pool.clone(),
         lifetimes: survival::pooled(&group.lifetimes),

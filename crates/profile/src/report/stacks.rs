@@ -121,7 +121,11 @@ pub(super) fn chains_apart<'a>(context: &Context, groups: impl Iterator<Item = &
     looks.iter().for_each(|look| *alike.entry(look).or_default() += 1);
     let full = FrameView { full_names: true, ..context.options.frames };
     let shown = groups.zip(&looks);
-    shown.map(|(group, look)| if alike[look] == 1 { look.2.clone() } else { group.chain_in(context, full) }).collect()
+    shown
+        .map(
+            |(group, look)| if alike[look] == 1 { look.2.clone() } else { group.chain_in(context, full, &group.shown) },
+        )
+        .collect()
 }
 
 /// A call that equals all others of its function.
@@ -281,9 +285,13 @@ mod tests {
         let mut profile = testing::with_overload(testing::small().only_process(0), "grow", ["grow(int)", "grow(long)"]);
         let overload = profile.rows.pop().expect("a row");
         let mut profile = Profile { rows: vec![profile.rows[0].clone(), overload], ..profile };
-        let stacks = |profile: &Profile, by| report(profile, &ReportOptions { by, width: 120, ..ReportOptions::default() });
+        let stacks =
+            |profile: &Profile, by| report(profile, &ReportOptions { by, width: 120, ..ReportOptions::default() });
         let text = stacks(&profile, By::Stack);
-        assert!(text.contains("all 2 stacks") && text.contains(" grow(int) ") && text.contains(" grow(long) "), "{text}");
+        assert!(
+            text.contains("all 2 stacks") && text.contains(" grow(int) ") && text.contains(" grow(long) "),
+            "{text}"
+        );
         // One of them alone is short.
         profile.rows.pop();
         let text = stacks(&profile, By::Stack);

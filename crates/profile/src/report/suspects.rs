@@ -184,7 +184,8 @@ fn by_function<'a>(context: &Context<'a>, suspected: &[(&Judged<'a>, Why)]) -> V
     for (it, why) in suspected {
         let function = it.group.function(context);
         let suspect = suspects.entry((&it.group.name, function.clone())).or_insert_with(|| {
-            let name = it.group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
+            let name =
+                it.group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
             Suspect { function, name, stacks: Vec::new(), why: *why, grown: it.grown }
         });
         if !suspect.stacks.is_empty() {
