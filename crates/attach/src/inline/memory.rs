@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use heapbpf_inline::abi::STATE;
+use heapbpf_inline::abi::{CONTROL, MAGIC, STATE};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use libc::{AT_BASE, AT_PHDR, AT_PHNUM};
 
@@ -31,8 +31,11 @@ thread_local! {
 /// The sums of everything that the hooks of an allocator count.
 ///
 /// # Errors
-/// The memory cannot be read.
+/// The memory cannot be read, or was emptied by whoever removed the hooks.
 pub fn counts(memory: &File, base: u64) -> io::Result<Counts> {
+    if word_at(memory, base + CONTROL)? != MAGIC {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
     STATE_BYTES.with_borrow_mut(|state| {
         state.resize(COUNTS_BYTES, 0);
         memory.read_exact_at(state, base + STATE)?;
