@@ -3,3 +3,4 @@
 mod faults;
 mod fleet;
 mod hostile_python;
+mod runtimes;
