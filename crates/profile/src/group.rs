@@ -226,6 +226,8 @@ mod tests {
         assert_eq!(sh(&profile), of(4, "sh (902)"), "one program has one name");
         profile.idle[2].ended = true;
         assert_eq!(sh(&profile), of(3, "sh (2 processes)"));
+        (profile.processes, profile.idle[0].ended) = (Vec::new(), true);
+        assert_eq!(sh(&profile), of(3, "sh (2 processes)"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use heapbpf_statistics::survival::Lifetimes;
 pub use losses::{LossBound, Losses, Unread};
 pub use process::{Member, Placement, Process};
 pub use profile::Profile;
-pub use resident::{HEAP, OTHER, PythonArenas, Resident, UNDIVIDED};
+pub use resident::{HEAP, JIT_CODE, OTHER, PythonArenas, Resident, UNDIVIDED};
 pub use row::{InMemory, Row};
 pub use row_key::RowKey;
 pub use stack::{Frame, GO_RUNTIME, Module, SharedFrames, Stack};

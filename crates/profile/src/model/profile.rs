@@ -64,9 +64,10 @@ impl Profile {
         self.processes.iter().chain(self.idle.iter().filter(|process| !process.ended))
     }
 
-    /// Number of targets, whether they were counted or not.
+    /// Number of targets, whether they were counted or not; if all were idle and have ended, of these.
     pub fn number_of_targets(&self) -> u64 {
-        self.targets().map(Process::count).sum()
+        let number: u64 = self.targets().map(Process::count).sum();
+        if number > 0 { number } else { self.idle.len() as u64 }
     }
 
     /// Number of processes that were counted; merged processes count individually.

@@ -7,6 +7,8 @@ use crate::units;
 
 /// The part in heaps of allocators.
 pub const HEAP: &str = "heap";
+/// The part with executable memory that is no file.
+pub const JIT_CODE: &str = "JIT code";
 /// The remaining part: anonymous memory that cannot be attributed.
 pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
@@ -121,7 +123,7 @@ impl Resident {
             ("files", self.files_bytes),
             ("stacks", self.stacks_bytes),
             ("shared", self.shared_bytes),
-            ("JIT code", self.jit_code_bytes),
+            (JIT_CODE, self.jit_code_bytes),
             ("runtime", self.runtime_bytes),
             ("heapbpf", self.own_bytes),
             (OTHER, self.other_bytes),

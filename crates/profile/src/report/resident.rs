@@ -8,7 +8,7 @@ use super::processes::{Entry, entries};
 use super::{Context, FigureText, ReportOptions};
 use crate::estimates::{NOT_COUNTED, Pool};
 use crate::group::GroupBy;
-use crate::model::{HEAP, OTHER, Process, Profile, Resident, UNDIVIDED};
+use crate::model::{HEAP, JIT_CODE, OTHER, Process, Profile, Resident, UNDIVIDED};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -103,7 +103,7 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     let [(entry, resident)] = measured.as_slice() else { return Vec::new() };
     let older = |glibc| super::glibc::older(context, entry, resident, glibc);
     let about_heap = resident.glibc.as_ref().map(older).unwrap_or_default();
-    let mut parts = large_parts(resident, (&about_heap, &about_other(context, entry, resident)));
+    let mut parts = large_parts(resident, &[(HEAP, about_heap), about_own_heap(context, entry, resident)]);
     parts += when(context, entry, resident);
     let mut lines = context.titled("resident", &parts, Style::Plain, usize::MAX);
     if let Some(free) = super::glibc::free_inside(resident, with_memory(context.profile, entry).count() as u64) {
@@ -176,8 +176,8 @@ fn least_in_memory(context: &Context, pool: &Pool) -> f64 {
 /// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The resident memory as a sum, with small parts added to "other". `about` follows the heap and "other".
-fn large_parts(resident: &Resident, about: (&str, &str)) -> String {
+/// The resident memory as a sum, with small parts added to "other". `about` follows the parts that it names.
+fn large_parts(resident: &Resident, about: &[(&str, String)]) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
     let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
@@ -187,7 +187,7 @@ fn large_parts(resident: &Resident, about: (&str, &str)) -> String {
 
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
 fn parts(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    let sum = sum_of(resident, &resident.parts(), ("", &about_other(context, entry, resident)));
+    let sum = sum_of(resident, &resident.parts(), &[about_own_heap(context, entry, resident)]);
     sum + &shared_once(context, entry, resident) + when(context, entry, resident)
 }
 
@@ -214,12 +214,15 @@ fn when(context: &Context, entry: &Entry, resident: &Resident) -> &'static str {
     }
 }
 
-/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
-fn about_other(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    let is_much = resident.is_much(resident.other_bytes as f64);
+/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing. The
+/// objects of some runtimes lie in executable memory (SBCL).
+fn about_own_heap(context: &Context, entry: &Entry, resident: &Resident) -> (&'static str, String) {
+    let is_in_code = resident.jit_code_bytes > resident.not_seen_bytes();
+    let (part, size) = if is_in_code { (JIT_CODE, resident.jit_code_bytes) } else { (OTHER, resident.other_bytes) };
+    let is_much = resident.is_much(size as f64);
     // Details follow in parentheses.
     let name = own_heap(context, entry, resident).filter(|_| is_much).and_then(|what| what.split(" (").next());
-    name.map_or_else(String::new, |name| format!(" (perhaps {name})"))
+    (part, name.map_or_else(String::new, |name| format!(" (perhaps {name})")))
 }
 
 /// The heap of a runtime that may be in other memory. Python's is not if its arenas were found.
@@ -229,13 +232,9 @@ fn own_heap<'p>(context: &'p Context, entry: &'p Entry, resident: &Resident) -> 
     missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP) && !is_known(what))
 }
 
-fn sum_of(resident: &Resident, parts: &[(&str, u64)], (about_heap, about_other): (&str, &str)) -> String {
+fn sum_of(resident: &Resident, parts: &[(&str, u64)], about: &[(&str, String)]) -> String {
     let part = |(name, size): &(&str, u64)| {
-        let about = match *name {
-            HEAP => about_heap,
-            OTHER => about_other,
-            _ => "",
-        };
+        let about = about.iter().find(|(part, _)| part == name).map_or("", |(_, text)| text);
         format!("{name}{TOGETHER}{}{about}", bytes(*size as f64))
     };
     let parts: Vec<String> = parts.iter().filter(|(_, size)| *size > 0).map(part).collect();
