@@ -12,8 +12,7 @@ use heapbpf_unwind::image::ModuleFiles;
 use super::code_ranges::CodeRanges;
 use super::mappings::{Kind, Mapping, ModuleId};
 use super::open::{
-    ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped, space_if_deleted, stamp_now,
-    stamp_of_mapped,
+    ChangeTime, Opened, RealFile, Stamp, Unreadable, open_mapped, space_if_deleted, stamp_now, stamp_of_mapped,
 };
 use super::record::{Device, MapEvent};
 use super::vdso;
@@ -122,6 +121,19 @@ impl Module {
     fn deleted_bytes(&self) -> Option<u64> {
         let Content::Open { file, .. } = &self.content else { return None };
         space_if_deleted(file)
+    }
+
+    /// Compares `file`, whose attributes are `now`, with what was first mapped: by build ID, otherwise by size and
+    /// times.
+    fn verify(&mut self, file: &File, now: Stamp) -> Result<(), Unreadable> {
+        let Some(stamp) = self.stamp.filter(|stamp| *stamp != now) else { return Ok(()) };
+        match &self.build_id {
+            Some(id) if build_id::of(file).as_deref() == Some(id) => {}
+            Some(_) => return Err(Unreadable::Overwritten),
+            None => stamp.compare(now)?,
+        }
+        self.stamp = Some(now);
+        Ok(())
     }
 }
 
@@ -322,7 +334,7 @@ impl ModuleTable {
             return Some(self.intern_special(ModuleKind::Anonymous, map, path).0);
         }
         let id = *self.by_real_file.get(opened.real.as_ref()?)?;
-        self.modules.get_mut(&id)?.layered = Some(opened.changed);
+        self.modules.get_mut(&id)?.layered = Some(opened.stamp.changed);
         Some(id)
     }
 
@@ -330,28 +342,28 @@ impl ModuleTable {
     /// of owner copies it to the upper layer.
     fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
         let layered = self.get(id).and_then(|module| module.layered);
-        layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
+        layered.is_some_and(|known| stamp_of_mapped(map).is_some_and(|now| now.changed != known))
     }
 
-    /// Compares a file with its state when it was first mapped, by build ID, otherwise by size and time. If its
-    /// contents have changed, it is no longer read, because it would describe different code. Returns whether that is
-    /// the case. `map` is where it is mapped now.
+    /// Compares a file with its state when it was first mapped. If its contents have changed, or may have, it is no
+    /// longer read, because it would describe different code. Returns whether that is the case. `map` is where it is
+    /// mapped now.
     fn notice_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
         let Some(module) = self.modules.get_mut(&id) else { return false };
-        let (now, contents) = match &module.content {
-            Content::Open { file, .. } => (stamp_now(file), Some(Arc::clone(file))),
-            Content::Closed => (map.and_then(stamp_of_mapped), None),
-            Content::Unreadable(Unreadable::Overwritten) => return true,
+        let (file, now) = match &module.content {
+            Content::Open { file, .. } => (Arc::clone(file), stamp_now(file)),
+            Content::Closed => {
+                let map = map.filter(|map| stamp_of_mapped(map).is_some_and(|now| module.stamp != Some(now)));
+                let opened = map.and_then(|map| open_mapped(map, strip_deleted(&map.path).0).ok());
+                let Some(opened) = opened else { return false };
+                (Arc::new(opened.file), Some(opened.stamp))
+            }
+            Content::Unreadable(Unreadable::Overwritten | Unreadable::Changed) => return true,
             Content::Memory(_) | Content::Unreadable(_) => return false,
         };
-        let Some(now) = now.filter(|now| module.stamp.is_some_and(|stamp| stamp != *now)) else { return false };
-        let id_now = contents.as_ref().filter(|_| module.build_id.is_some()).and_then(|file| build_id::of(&**file));
-        if id_now.is_some() && id_now.as_deref() == module.build_id.as_deref() {
-            module.stamp = Some(now);
-            return false;
-        }
-        module.content = Content::Unreadable(Unreadable::Overwritten);
-        self.open_files -= usize::from(contents.is_some());
+        let Some(Err(reason)) = now.map(|now| module.verify(&file, now)) else { return false };
+        self.open_files -= usize::from(matches!(module.content, Content::Open { .. }));
+        module.content = Content::Unreadable(reason);
         true
     }
 
@@ -382,7 +394,7 @@ impl ModuleTable {
         module.stamp = Some(opened.stamp);
         module.generation = module.generation.or(opened.generation);
         if let Some(real) = opened.real {
-            module.layered = Some(opened.changed);
+            module.layered = Some(opened.stamp.changed);
             self.by_real_file.insert(real, id);
         }
         self.keep_open(id, Arc::new(opened.file));
@@ -439,7 +451,8 @@ impl ModuleTable {
         let (device, inode, inode_generation) = (module.device, module.inode, module.generation.unwrap_or(0));
         let map = MapEvent { pid, address, length, device, inode, inode_generation, ..MapEvent::default() };
         let opened = open_mapped(&map, module.raw_path.as_deref().unwrap_or(module.path.as_bytes()))?;
-        if module.stamp.is_some_and(|stamp| stamp != opened.stamp) { Err(Unreadable::Replaced) } else { Ok(opened) }
+        let module = self.modules.get_mut(&id).ok_or(Unreadable::NoFile)?;
+        module.verify(&opened.file, opened.stamp).map(|()| opened)
     }
 
     fn keep_open(&mut self, id: ModuleId, file: Arc<File>) {
@@ -526,9 +539,10 @@ impl ModuleFiles for ModuleTable {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
+    use std::fs::Permissions;
     use std::io::Write as _;
     use std::os::unix::ffi::OsStrExt as _;
-    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
     use std::time::SystemTime;
 
     use tempfile::NamedTempFile;
@@ -576,6 +590,44 @@ mod tests {
         assert!(is_new && second != first && modules.source(second).is_ok());
         assert_eq!(modules.open_files, 1);
         assert_eq!(modules.intern(&map, false), (second, false));
+    }
+
+    /// A copy in place can keep size and modification time (`cp -p`, `rsync --inplace -t`).
+    #[test]
+    fn a_copy_that_keeps_size_and_time_is_another_file() {
+        let exe = std::fs::read("/proc/self/exe").expect("it runs");
+        let id = build_id::of(&exe).expect("linkers add one where these tests run");
+        let at = exe.windows(id.len()).position(|bytes| bytes == id).expect("it was read from there");
+        let mut other = exe.clone();
+        other[at] ^= 1;
+        // In a file that ends behind its header, there is none.
+        for (first, second, is_told) in [(&exe[..], &other[..], true), (&exe[..64], &exe[..64], false)] {
+            let mut file = NamedTempFile::new().expect("a temporary file");
+            file.write_all(first).expect("there is space");
+            let modified = file.as_file().metadata().and_then(|it| it.modified()).expect("it is open");
+            let map = mapped(&file);
+            // The second table closes its file before the change.
+            let mut tables = [ModuleTable::new(8), ModuleTable::new(8)];
+            let [open, closed] = tables.each_mut().map(|modules| modules.intern(&map, false).0);
+            tables[1].close(closed);
+            let mut until_changed = |change: &dyn Fn()| {
+                let before = stamp_now(file.as_file());
+                while stamp_now(file.as_file()) == before {
+                    change();
+                }
+                [tables[0].source(open).err(), tables[1].source(closed).err()]
+            };
+            let chmod = || std::fs::set_permissions(file.path(), Permissions::from_mode(0o700)).expect("it is ours");
+            let copy = || {
+                std::fs::write(file.path(), second).expect("there is space");
+                file.as_file().set_modified(modified).expect("it is ours");
+            };
+            if is_told {
+                assert_eq!(until_changed(&chmod), [None, None], "its build ID is the same");
+            }
+            let reason = if is_told { Unreadable::Overwritten } else { Unreadable::Changed };
+            assert_eq!(until_changed(&copy), [Some(reason.clone()), Some(reason)]);
+        }
     }
 
     #[test]

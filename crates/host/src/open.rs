@@ -36,6 +36,9 @@ pub enum Unreadable {
     /// It is the file that was mapped, but its contents have changed.
     #[error("the file was overwritten since it was mapped")]
     Overwritten,
+    /// It is the file that was mapped. It was changed, and nothing tells whether its contents were.
+    #[error("the file was changed since it was mapped, and has no build ID that tells what it contains now")]
+    Changed,
     /// It is on a file system that a process serves (FUSE), so reading could block forever.
     #[error("on a FUSE file system, which could block the reader")]
     Blocking,
@@ -64,7 +67,7 @@ impl Unreadable {
             Self::Replaced => 1,
             Self::Other(_) => 2,
             Self::Permission => 3,
-            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Blocking | Self::Leased => 4,
+            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Changed | Self::Blocking | Self::Leased => 4,
         }
     }
 }
@@ -75,6 +78,24 @@ pub struct Stamp {
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
+    /// Change time. For a file on an overlay it also shows whether the file was copied up.
+    pub changed: ChangeTime,
+    links: u32,
+}
+
+impl Stamp {
+    /// Compares a file that has no build ID with what it is `now`. A copy in place can keep size and modification
+    /// time, but not the change time. That also changes with a file's owner, rights and names; only a name that was
+    /// taken away shows.
+    ///
+    /// # Errors
+    /// Its contents have changed, or may have.
+    pub(crate) fn compare(self, now: Self) -> Result<(), Unreadable> {
+        if (self.inode, self.bytes, self.modified) != (now.inode, now.bytes, now.modified) {
+            return Err(Unreadable::Overwritten);
+        }
+        if self.changed == now.changed || now.links < self.links { Ok(()) } else { Err(Unreadable::Changed) }
+    }
 }
 
 /// Identifies the lower file of an overlay. Two overlay mounts (containers) show one lower file under different device
@@ -99,8 +120,6 @@ pub struct Opened {
     /// The lower file, if the file is seen through an overlay mount and the kernel reports it, which it does from 6.6
     /// on. Earlier kernels name the lower file in the mapping itself.
     pub real: Option<RealFile>,
-    /// Change time. For a file on an overlay it also shows whether the file was copied up.
-    pub changed: ChangeTime,
     /// Generation of the inode that the mapping names, if the file system supports it.
     pub generation: Option<u64>,
 }
@@ -173,17 +192,8 @@ pub fn space_if_deleted(file: &File) -> Option<u64> {
 fn stamp_at(at: impl AsFd, path: &Path, flags: AtFlags) -> Option<Stamp> {
     let found = statx(at, path, flags | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS).ok()?;
     let modified = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
-    Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified })
-}
-
-/// Change time of the file behind a mapping. `None` if the process no longer maps it.
-#[must_use]
-pub fn change_time(map: &MapEvent) -> Option<ChangeTime> {
-    map_file(map).metadata().ok().as_ref().map(changed)
-}
-
-fn changed(metadata: &Metadata) -> ChangeTime {
-    (metadata.ctime(), metadata.ctime_nsec())
+    let changed = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec.into());
+    Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified, changed, links: found.stx_nlink })
 }
 
 /// How an attempt found the file.
@@ -215,7 +225,7 @@ fn verified(handle: &File, map: &MapEvent, path: &Path, trust: Trust) -> Result<
         return Err(Unreadable::Replaced);
     }
     let file = in_root::open_regular(handle).map_err(|error| Unreadable::from_io(&error))?;
-    let stamp = stamp(&metadata);
+    let stamp = stamp_now(&file).ok_or(Unreadable::Gone)?;
     let overlay = file_system == libc::OVERLAYFS_SUPER_MAGIC;
     let handle = if overlay { name_to_handle(&file) } else { None };
     let real = handle.map(|(_, handle)| RealFile { handle, stamp });
@@ -224,7 +234,7 @@ fn verified(handle: &File, map: &MapEvent, path: &Path, trust: Trust) -> Result<
     if generation.is_some_and(|now| map.inode_generation != 0 && now != map.inode_generation) {
         return Err(Unreadable::Replaced);
     }
-    Ok(Opened { file, stamp, real, changed: changed(&metadata), generation })
+    Ok(Opened { file, stamp, real, generation })
 }
 
 /// Whether the last name of an open file is that of `path`.
@@ -233,10 +243,6 @@ fn has_name_of(file: &File, path: &Path) -> bool {
     let now = now.as_os_str().as_bytes();
     let now = Path::new(OsStr::from_bytes(now.strip_suffix(b" (deleted)").unwrap_or(now)));
     now.file_name().is_some_and(|name| Some(name) == path.file_name())
-}
-
-fn stamp(metadata: &Metadata) -> Stamp {
-    Stamp { inode: metadata.ino(), bytes: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
 }
 
 fn device(metadata: &Metadata) -> Device {
