@@ -1,6 +1,7 @@
 //! Loading of programs and their type information.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use aya_obj::generated::{bpf_cmd, bpf_prog_info, bpf_prog_type};
@@ -63,8 +64,8 @@ pub struct ProgramSpec<'a> {
     pub lines: Records<'a>,
 }
 
-/// How often a program is loaded at most. The verifier gives up with EAGAIN while the thread has a signal or is to stop
-/// for a tracer, perhaps another heapbpf. libbpf tries as often.
+/// How often a program is loaded at most. The verifier gives up with EAGAIN while the thread has a signal that it does
+/// not block, or is to stop for a tracer, perhaps another heapbpf. libbpf tries as often.
 const MOST_TRIES: usize = 5;
 
 /// Loads a program. The error contains the verifier's log.
@@ -86,30 +87,48 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
     load.line_info = spec.lines.bytes.as_ptr() as u64;
     load.line_info_cnt = spec.lines.count();
     load.line_info_rec_size = spec.lines.record_bytes as u32;
-    // SAFETY: the command reads `insn_cnt` instructions, `func_info_cnt` and `line_info_cnt` records of their stated
-    // sizes, all of which lie inside the slices, and a NUL-terminated string. There is no log buffer. It returns a
-    // new descriptor.
-    let mut try_to_load = || unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
-    let mut loaded = try_to_load();
+    let mut load = |log: &mut [u8]| {
+        // SAFETY: all variants of the union are integers, and all its bytes are initialised.
+        let load = unsafe { &mut attr.__bindgen_anon_3 };
+        load.log_level = u32::from(!log.is_empty());
+        load.log_buf = if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 };
+        load.log_size = log.len() as u32;
+        // SAFETY: the command reads `insn_cnt` instructions, `func_info_cnt` and `line_info_cnt` records of their
+        // stated sizes, all of which lie inside the slices, and a NUL-terminated string. If there is a log buffer, it
+        // writes at most `log_size` bytes into `log`, which has that many. It returns a new descriptor.
+        unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
+    };
+    without_signals(|| load_in_tries(&mut load))
+}
+
+/// Calls `load` until the verifier comes to an end, and once more for its log if it refuses the program.
+fn load_in_tries<T>(mut load: impl FnMut(&mut [u8]) -> io::Result<T>) -> Result<T, (io::Error, String)> {
+    let is_interrupted = |error: &io::Error| error.raw_os_error() == Some(libc::EAGAIN);
+    let mut loaded = load(&mut []);
     for _ in 1..MOST_TRIES {
-        if !loaded.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
+        if !loaded.as_ref().is_err_and(is_interrupted) {
             break;
         }
-        loaded = try_to_load();
+        loaded = load(&mut []);
     }
-    match loaded {
-        Ok(fd) => Ok(fd),
-        Err(error) => {
-            let mut log = vec![0_u8; 1 << 24];
-            // SAFETY: all variants of the union are integers, and all its bytes are initialised.
-            let load = unsafe { &mut attr.__bindgen_anon_3 };
-            load.log_level = 1;
-            load.log_buf = log.as_mut_ptr() as u64;
-            load.log_size = log.len() as u32;
-            // SAFETY: as above. The command also writes at most `log_size` bytes into `log`, which has that many.
-            unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }.map_err(|_| (error, log_text(&log)))
-        }
+    loaded.or_else(|error| {
+        let mut log = if is_interrupted(&error) { return Err((error, String::new())) } else { vec![0; 1 << 24] };
+        load(&mut log).map_err(|_| (error, log_text(&log)))
+    })
+}
+
+/// Calls `action` while this thread takes no signals.
+fn without_signals<T>(action: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the first call writes the set `all`, from which the second reads; that writes the set `before`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
+    let result = action();
+    // SAFETY: `before` was written above. Where the old set is to go, null is allowed.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
 }
 
 /// How many runs of a program the kernel skipped. It skips a program on a CPU on which another run of the same program
@@ -128,5 +147,41 @@ mod tests {
     fn only_whole_records_are_given_to_the_kernel() {
         let count = |bytes: usize, record_bytes| Records { bytes: &vec![0; bytes], record_bytes }.count();
         assert_eq!((count(0, 8), count(7, 8), count(16, 8), count(23, 8), count(16, 0)), (0, 0, 2, 2, 0));
+    }
+
+    #[test]
+    fn what_is_interrupted_is_tried_again_and_what_is_refused_is_asked_for_its_log() {
+        // The answers to the first tries; later ones get the last. Whether a try had room for a log.
+        let asked = |answers: &[i32]| {
+            let mut tries = Vec::new();
+            let result = load_in_tries(|log| {
+                let answer = answers[tries.len().min(answers.len() - 1)];
+                tries.push(!log.is_empty());
+                if let Some(first) = log.first_mut() {
+                    *first = b'x';
+                }
+                if answer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(answer)) }
+            });
+            (result.map_err(|(error, log)| (error.raw_os_error(), log)), tries)
+        };
+        let failed = |number, log: &str| Err((Some(number), log.to_owned()));
+        assert_eq!(asked(&[libc::EAGAIN]), (failed(libc::EAGAIN, ""), vec![false; 5]));
+        assert_eq!(asked(&[libc::EAGAIN, libc::EAGAIN, 0]), (Ok(()), vec![false; 3]));
+        assert_eq!(asked(&[libc::EINVAL]), (failed(libc::EINVAL, "x"), vec![false, true]));
+    }
+
+    #[test]
+    fn a_signal_waits_until_the_program_is_loaded() {
+        let pending = || {
+            let mut set = MaybeUninit::uninit();
+            // SAFETY: the first call writes the set, from which the second reads.
+            unsafe { libc::sigpending(set.as_mut_ptr()) == 0 && libc::sigismember(set.as_ptr(), libc::SIGURG) == 1 }
+        };
+        let during = without_signals(|| {
+            // SAFETY: without a handler, this signal does nothing.
+            unsafe { libc::raise(libc::SIGURG) };
+            pending()
+        });
+        assert_eq!((during, pending()), (true, false));
     }
 }
