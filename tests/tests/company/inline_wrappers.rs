@@ -18,10 +18,25 @@ const WHY: &str = "it may call another allocator, whose calls would count too";
 /// Links of one process cannot be on the wrapper.
 const SHARED: &str = "needs probes that serve every process (--comm or --all with --hook probe)";
 
-/// Libraries to preload: one calls the next malloc, the other jumps to it.
-fn wrappers() -> [PathBuf; 2] {
-    [("calls.so", "-fno-optimize-sibling-calls"), ("jumps.so", "-foptimize-sibling-calls")]
-        .map(|(output, flag)| library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]))
+/// Libraries to preload, with the bytes that they add to each block: one calls the next malloc, one jumps to it, and one
+/// puts a header before each block.
+fn wrappers() -> [(PathBuf, u64); 3] {
+    let of = |name, output, flag, header| (library(name, output, &[flag, "-fomit-frame-pointer", "-ldl"]), header);
+    [
+        of("interposer", "calls.so", "-fno-optimize-sibling-calls", 0),
+        of("interposer", "jumps.so", "-foptimize-sibling-calls", 0),
+        of("headers", "headers.so", "-fno-optimize-sibling-calls", 16),
+    ]
+}
+
+/// What the next allocator is asked for.
+fn inside(mut truth: Truth, header: u64) -> Truth {
+    for site in &mut truth.sites {
+        site.bytes += header * site.allocs;
+        site.live_bytes += header * site.live_allocs;
+        site.sizes.iter_mut().for_each(|[size, ..]| *size += header);
+    }
+    truth
 }
 
 /// Checks that each allocation is counted once. The process has probes on the allocator that the wrapper calls, and the
@@ -38,12 +53,12 @@ fn counts_once(profile: &Profile, stats: &Stats, truth: &Truth) {
 #[test]
 fn a_wrapper_keeps_a_running_process_on_probes() {
     let Some(_turn) = turn("inline_a_wrapper_keeps_a_running_process_on_probes") else { return };
-    for wrapper in wrappers() {
+    for (wrapper, header) in wrappers() {
         let mut command = Command::new(program("pairs"));
         let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));
         let recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
         assert!(!is_hooked(target.pid()), "neither file is");
-        let truth = target.run();
+        let truth = inside(target.run(), header);
         let (profile, stats) = recording.stop().results();
         counts_once(&profile, &stats, &truth);
         counted_exactly(&stats, &truth);
@@ -53,24 +68,25 @@ fn a_wrapper_keeps_a_running_process_on_probes() {
 #[test]
 fn a_wrapper_keeps_a_command_on_probes() {
     let Some(_turn) = turn("inline_a_wrapper_keeps_a_command_on_probes") else { return };
-    for wrapper in wrappers() {
+    for (wrapper, header) in wrappers() {
         let recorder =
             Recorder::new().interval(1).option("--hook", "inline").variable("LD_PRELOAD", wrapper.as_os_str());
         let recorder = recorder.variable("FREE_RUNNING", "1".as_ref());
         let outcome = recorder.command(&program("pairs"), ["2000", "2", "100"]).start().finish();
-        let truth = Truth::in_output(&outcome.stdout);
+        let truth = inside(Truth::in_output(&outcome.stdout), header);
         let (profile, stats) = outcome.results();
         counts_once(&profile, &stats, &truth);
     }
 }
 
-/// Probes that serve every process are on both files, and a call of one inside a call of the other does not count.
+/// Probes that serve every process are on both files, and a call of one inside a call of the other does not count: each
+/// call counts once, with the size that the program asked for.
 #[test]
 fn a_wrapper_is_probed_by_links_that_serve_every_process() {
     let Some(_turn) = turn("inline_a_wrapper_is_probed_by_links_that_serve_every_process") else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let wrapped = copy_of(&program("pairs"), dir.path(), "pairs-wrapped");
-    for wrapper in wrappers() {
+    for (wrapper, _) in wrappers() {
         let mut command = Command::new(&wrapped);
         let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));
         let recorder = Recorder::new().option("--comm", "pairs-wrapped").option("--hook", "probe");
@@ -86,7 +102,7 @@ fn a_wrapper_is_probed_by_links_that_serve_every_process() {
 #[test]
 fn a_wrapper_that_is_loaded_later_is_not_hooked() {
     let Some(_turn) = turn("inline_a_wrapper_that_is_loaded_later_is_not_hooked") else { return };
-    for wrapper in wrappers() {
+    for (wrapper, _) in wrappers().into_iter().filter(|(_, header)| *header == 0) {
         let mut target = Target::start(&program("newcomer"), [&wrapper]);
         let mut recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
         target.go();
