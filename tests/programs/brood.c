@@ -3,7 +3,7 @@
  *           program first. Each ends at once.
  *   master  CHILDREN children are there and wait at STEP; then each allocates, and has a short child of its own.
  *   late    there is no child before READY; then each of CHILDREN children allocates. The first ends, the others wait at
- *           STEP, and allocate again.
+ *           STEP, allocate again, and wait for the end of the first process.
  * The report covers all of them together under the first process's id. Slot 0: only that one. */
 #include "truth.h"
 SITE(00, malloc(n)) /* the first process */
@@ -46,25 +46,25 @@ static void wait_until(int released) {
   while (read(released, &c, 1) < 0 && errno == EINTR) {}
 }
 static void late_children(uint64_t children, uint64_t rounds) {
-  int release[2];
-  if (pipe(release)) die("pipe");
+  int release[2], done[2], end[2];
+  if (pipe(release) || pipe(done) || pipe(end)) die("pipe");
   for (uint64_t c = 0; c < children; c++) {
     if (fork_or_die()) continue;
     close(release[1]);
+    close(end[1]);
     work(1, site_01, rounds);
     if (c) {
       wait_until(release[0]);
       work(1, site_01, rounds);
+      close(done[1]);
+      wait_until(end[0]);
     }
     _exit(0);
   }
   step();
-  close(release[0]);
   close(release[1]);
-  for (uint64_t c = 0; c < children; c++) {
-    int status;
-    if (wait(&status) < 0 || status) die("a child failed");
-  }
+  close(done[1]);
+  wait_until(done[0]);
 }
 static void wait_and_work(int released, uint64_t rounds) {
   wait_until(released);

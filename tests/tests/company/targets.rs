@@ -20,7 +20,7 @@ use heapbpf_tests::output::{Estimate, Profile};
 use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, children_of, state_of, until};
 use heapbpf_tests::truth::Truth;
 
 #[test]
@@ -210,35 +210,57 @@ fn every_child(profile: &Profile, truth: &Truth) {
     assert!(missed.is_none(), "a gap that there was not: {missed:?}");
 }
 
+/// CPU time that each of these processes has used, ns, once they wait. Each has one thread.
+fn used_by(waiting: &[u32]) -> Vec<u64> {
+    until("children that wait", || waiting.iter().all(|pid| state_of(*pid) == Some('S')));
+    let stat = |pid: u32| procfs::process::Process::new(pid.cast_signed()).and_then(|process| process.schedstat());
+    waiting.iter().map(|pid| stat(*pid).expect("it runs").sum_exec_runtime).collect()
+}
+
 /// With probes, the links of a process without children serve it alone. Its first children are served only after their
-/// fork was reported. How much of them was counted is in every format.
+/// fork was reported. The profile has the share of each child's CPU time in which it was counted, and all formats with
+/// remarks have that of all children.
 #[test]
 fn children_that_were_forked_before_probes_served_them_are_told() {
+    const ROUNDS: u64 = 200;
     let Some(_turn) = turn("children_that_were_forked_before_probes_served_them_are_told") else { return };
-    let mut target = Target::start(&program("brood"), ["late", "4", "2000"]);
-    let mut recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
+    let mut target = Target::start(&program("brood"), ["late", "4", &ROUNDS.to_string()]);
+    let recorder = Recorder::of(target.pid(), 1).option("--hook", "probe");
+    let mut recording = recorder.option("-o", "profile.otlp").option("-o", "profile.html").start();
     target.go();
     target.step();
     recording.await_more_links();
+    let mut waiting = children_of(target.pid());
+    waiting.retain(|pid| state_of(*pid) != Some('Z'));
+    assert_eq!(waiting.len(), 3);
+    let before = used_by(&waiting);
     let truth = target.run();
+    let after = used_by(&waiting);
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
     let (counted, all) = (checks::site_sums(&profile, None)["site_01"].samples, truth.site("site_01").allocs);
-    assert!((3 * 2000..=all).contains(&counted), "three waited until they were served: {counted} of {all}");
-    let mut children = 0;
-    for child in profile.processes.iter().filter(|process| process.pid != target.pid()) {
-        let (coverage, share) = (child.coverage, child.cpu_coverage);
-        assert_eq!(share.is_some(), coverage < 1.0, "{child:?}");
-        assert!(share.is_none_or(|share| share < 1.0), "{child:?}");
-        children += 1;
+    assert!((3 * ROUNDS..=all).contains(&counted), "three waited until they were served: {counted} of {all}");
+    for ((pid, before), after) in waiting.into_iter().zip(before).zip(after) {
+        let child = profile.process(pid);
+        let calls = checks::site_sums(&profile, Some(pid))["site_01"].samples;
+        assert_eq!(child.cpu_coverage.is_some(), child.coverage < 1.0, "{child:?}");
+        let share = child.cpu_coverage.unwrap_or(1.0);
+        // What it used before it waited was missed, unless links served it by then.
+        let missed = before as f64 / after as f64;
+        assert!(share > 1.0 - missed - 0.01 && (share < 1.0 || calls == 2 * ROUNDS), "{calls}, {missed}: {child:?}");
+        assert!(calls > ROUNDS || share < 1.0 - missed / 10.0, "{calls}, {missed}: {child:?}");
     }
-    let is_reported = |text: &str| profile.notes.iter().any(|note| note.contains(text));
-    assert!(children == 4 || is_reported("ended before it could be counted"), "{children}: {:?}", profile.notes);
-    let late = "forked before probes served";
-    assert!(is_reported(late), "{:?}", profile.notes);
+    let remark = |text: &str| profile.notes.iter().find(|note| note.contains(text));
+    let is_there = profile.processes.len() == 5 || remark("ended before it could be counted").is_some();
+    assert!(is_there, "the first child: {:?}", profile.notes);
+    let late = remark("forked before probes served").unwrap_or_else(|| panic!("{:?}", profile.notes));
     for file in ["profile.json", "profile.pb.gz"] {
         let text = outcome.report_of(file, &["--details"]);
         assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(late), "{file}: {text}");
+    }
+    for file in ["profile.otlp", "profile.html"] {
+        let text = std::fs::read(outcome.file(file)).expect("it was written");
+        assert!(text.windows(late.len()).any(|part| part == late.as_bytes()), "{file}");
     }
 }
 
