@@ -1,11 +1,18 @@
 /* LIBRARY [PACE]: loads a library that contains its own allocator, waits (STEP), then allocates with it and with
  * malloc. PACE: does not wait, but allocates with it once for every PACE ns since the loading began, until a line
- * arrives. */
+ * arrives. Built with DEEP: the library is deep_plugin.c. */
 #include <dlfcn.h>
 #include <poll.h>
 #include "truth.h"
 static void *(*own_malloc)(size_t);
 static void (*own_free)(void *);
+#ifdef DEEP
+enum { FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND };
+static const char *const names[] = {"plugin_malloc", "plugin_free"};
+#else
+enum { FLAGS = RTLD_NOW | RTLD_LOCAL };
+static const char *const names[] = {"malloc", "free"};
+#endif
 SITE(00, malloc(n))
 SITE(01, own_malloc(n))
 static void keep_pace(struct timespec due, long pace_ns) {
@@ -22,11 +29,12 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 100; i++) { void *p = site_00(100); took(0, 100); if (i % 2) { free(p); gave(0, 100); } }
   struct timespec begun;
   clock_gettime(CLOCK_MONOTONIC, &begun);
-  void *library = dlopen(argc > 1 ? argv[1] : "", RTLD_NOW | RTLD_LOCAL);
+  void *library = dlopen(argc > 1 ? argv[1] : "", FLAGS);
   if (!library) die(dlerror());
-  *(void **)&own_malloc = dlsym(library, "malloc");
-  *(void **)&own_free = dlsym(library, "free");
-  if (!own_malloc || !own_free || own_malloc == malloc) die("the library has no malloc of its own");
+  *(void **)&own_malloc = dlsym(library, names[0]);
+  *(void **)&own_free = dlsym(library, names[1]);
+  void *(**bound)(size_t) = (void *(**)(size_t))dlsym(library, "plugin_bound");
+  if (!own_malloc || !own_free || (bound ? *bound : own_malloc) == malloc) die("the library has no malloc of its own");
   if (argc > 2) {
     keep_pace(begun, atol(argv[2]));
     wait_line();

@@ -122,17 +122,40 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
     if !jemalloc.exists() {
         return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
     }
+    loads(&program("newcomer"), &jemalloc, "jemalloc");
+}
+
+/// A plugin is opened so that its calls go to the allocator that it brings (`RTLD_DEEPBIND`). The program's calls go to
+/// the C library's.
+#[test]
+fn an_allocator_that_only_a_plugin_uses_is_hooked_too() {
+    let case = "an_allocator_that_only_a_plugin_uses_is_hooked_too";
+    let Some(_turn) = turn(case) else { return };
+    let deep = program_with("newcomer", "newcomer-deep", &["-DDEEP"]);
+    for file in &PRELOADED[1..] {
+        let path = Path::new(LIBRARIES).join(file);
+        if !path.exists() {
+            skipped(case, &format!("no {file}"));
+            continue;
+        }
+        let flags = ["-Wl,--no-as-needed", &path.display().to_string()];
+        loads(&deep, &library("deep_plugin", &format!("deep-{file}"), &flags), file);
+    }
+}
+
+/// Records a program while it loads a library that brings an allocator, whose file has `name` in its path.
+fn loads(program: &Path, library: &Path, name: &str) {
     let start = || {
-        let mut command = Command::new(program("newcomer"));
+        let mut command = Command::new(program);
         // jemalloc needs more thread-local memory than the loader reserves for libraries that are loaded later.
-        Target::start_command(command.arg(&jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
+        Target::start_command(command.arg(library).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
     };
     let (mut target, recording) = begin(&start, Hook::Inline, "libc.so.6", 1, &[]);
     let pid = target.pid();
     target.go();
     target.step();
     until("both are hooked", || hooked_files(pid).len() == 2);
-    assert!(hooked_files(pid).iter().any(|path| path.contains("jemalloc")), "{:?}", hooked_files(pid));
+    assert!(hooked_files(pid).iter().any(|path| path.contains(name)), "{:?}", hooked_files(pid));
     // Links are made after the jumps.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let truth = target.run();
