@@ -363,6 +363,8 @@ fn micros(time: SystemTime) -> i64 {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use parquet::file::reader::{FileReader as _, SerializedFileReader};
+
     use super::*;
     use crate::testing;
     use crate::value::Value;
@@ -385,6 +387,30 @@ pub(crate) mod tests {
         let column = table.columns().into_iter().find(|column| column.name == name).expect("a column");
         let Values::Real(of) = column.values else { panic!("{name} is no number") };
         table.rows.iter().map(of).collect()
+    }
+
+    /// Engines skip files and row groups in which a statement's values cannot be.
+    #[test]
+    fn every_column_has_its_smallest_and_its_largest_value() {
+        let profile = testing::small();
+        let mut file = Vec::new();
+        write(&profile, &WriteOptions::default(), &mut file).expect("memory");
+        let file = SerializedFileReader::new(bytes::Bytes::from(file)).expect("a table");
+        let [group] = file.metadata().row_groups() else { panic!("it has few rows") };
+        let range = |name: &str| {
+            let column = group.columns().iter().find(|column| column.column_path().parts()[0] == name);
+            let statistics = column.and_then(|column| column.statistics()).unwrap_or_else(|| panic!("none of {name}"));
+            let is_null = statistics.null_count_opt() == Some(group.num_rows() as u64);
+            let range = statistics.min_bytes_opt().zip(statistics.max_bytes_opt());
+            assert!(is_null || range.is_some() && statistics.min_is_exact() && statistics.max_is_exact(), "{name}");
+            range.map(|(least, most)| [least.to_vec(), most.to_vec()])
+        };
+        columns().iter().for_each(|name| drop(range(name)));
+        assert_eq!(range("host"), Some([profile.header.host.as_bytes(); 2].map(<[u8]>::to_vec)));
+        assert_eq!(range("time"), Some([micros(profile.header.time).to_le_bytes(); 2].map(Vec::from)));
+        let bytes: Vec<f64> = column(&profile, "alloc_bytes").into_iter().flatten().collect();
+        let least_and_most = [f64::min, f64::max].map(|of| bytes.iter().copied().reduce(of).expect("it has rows"));
+        assert_eq!(range("alloc_bytes"), Some(least_and_most.map(|bytes| bytes.to_le_bytes().to_vec())));
     }
 
     #[test]
