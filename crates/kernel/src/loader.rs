@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
 
 use aya::maps::{Map, MapData, MapError, StackTraceMap};
 use aya_obj::btf::BtfFeatures;
@@ -214,7 +215,8 @@ impl Loader {
             ),
         };
         let (functions, lines) = (function.func_info.func_info_bytes(), function.line_info.line_info_bytes());
-        sys::load_program(&sys::ProgramSpec {
+        let begun = Instant::now();
+        let loaded = sys::load_program(&sys::ProgramSpec {
             name,
             program_type,
             attach_type,
@@ -223,8 +225,9 @@ impl Loader {
             btf: self.btf.as_fd(),
             functions: sys::Records { bytes: &functions, record_bytes: function.func_info_rec_size },
             lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
-        })
-        .map_err(|(source, log)| match source.raw_os_error() {
+        });
+        log::debug!("{name} was verified in {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+        loaded.map_err(|(source, log)| match source.raw_os_error() {
             Some(libc::EPERM) => KernelError::Permission,
             _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },
         })

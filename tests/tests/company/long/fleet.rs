@@ -1,8 +1,8 @@
 //! Profiles of many hosts in SQL: the statements of docs/fleet.md give the same in DuckDB and Spark, and what
-//! `heapbpf merge` gives.
+//! `heapbpf merge` and `heapbpf diff` give.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::environment::{heapbpf, programs_dir, skipped, tool, turn};
@@ -17,10 +17,11 @@ const GROWS: usize = 5;
 const MADE_UP: &str = "50";
 const ROWS: &str = "10000";
 
-/// `compare DOCS PROFILES MERGED`, or `make PROFILES BEFORE AFTER HOSTS ROWS` and then `compare DOCS PROFILES`. Prints
+/// `compare DOCS PROFILES HEAPBPF`, or `make PROFILES BEFORE AFTER HOSTS ROWS` and then `compare DOCS PROFILES`. Prints
 /// the hosts on which `site_00` has grown by more than 1 MB, and what each engine took. It starts itself once for each.
+/// HEAPBPF is the program whose merge and diff give what the statements must.
 const SCRIPT: &str = r#"
-import json, math, os, re, subprocess, sys, tempfile, time
+import glob, json, math, os, re, subprocess, sys, tempfile, time
 SITE = "site_00"
 
 def statements(docs, profiles):
@@ -68,7 +69,39 @@ def check(what, one, other):
     for a, b in zip(one, other):
         assert len(a) == len(b) and all(map(equal, a, b)), (what, a, b)
 
-def compare(docs, profiles, merged=None):
+def sums(ask, file):
+    return ask(f"""SELECT frames[1], sum(inuse_bytes), sum(inuse_bytes_var), sum(inuse_samples)
+        FROM '{file}' GROUP BY 1 ORDER BY 2 DESC""")
+
+def with_heapbpf(heapbpf, profiles):
+    ask, _ = duckdb_engine()
+    merged = tempfile.mkdtemp() + "/merged.parquet"
+    merge = lambda files: subprocess.run([heapbpf, "merge", *files, "-o", merged, "--force"], check=True)
+    moment = lambda file: ask(f"SELECT epoch_us(max(time)) / 1e6 FROM '{file}'")[0][0]
+    hosts = [[f"{profiles}/day={day}/{file}" for day in ("2026-11-24", "2026-11-30")]
+             for file in sorted(map(os.path.basename, glob.glob(f"{profiles}/day=2026-11-24/*")))]
+    grown, fastest = [], {}
+    for first, last in hosts:
+        diff = [heapbpf, "diff", "--json", "--value", "inuse_space", first, last]
+        said = subprocess.run(diff, stdout=subprocess.PIPE, check=True)
+        growths = {}
+        for stack in json.loads(said.stdout)["stacks"]:
+            site = stack["frames"][0]["function"]
+            growths[site] = growths.get(site, 0) + stack["change"]["estimate"]
+        merge((first, last))
+        seconds = moment(last) - moment(first)
+        for site, _, variance, _ in sums(ask, merged):
+            growth = growths.get(site, 0)
+            if site == SITE and growth > 3 * math.sqrt(variance):
+                grown.append([os.path.basename(first).split(".")[0], growth, 1.96 * math.sqrt(variance)])
+            of = fastest.setdefault(site, [site, 0, 0, 0])
+            of[1:] = of[1] + growth / seconds, of[2] + variance / seconds ** 2, of[3] + 1
+    merge([last for _, last in hosts])
+    fastest = sorted(fastest.values(), key=lambda of: -of[1])
+    with_bars = lambda rows: [[site, value, 1.96 * math.sqrt(variance), n] for site, value, variance, n in rows[:20]]
+    return with_bars(sums(ask, merged)), grown, with_bars(fastest)
+
+def compare(docs, profiles, heapbpf=None):
     answers = []
     for engine, name in enumerate(("DuckDB", "Spark")):
         command = [sys.executable, __file__, "answer", str(engine), docs, profiles]
@@ -79,10 +112,8 @@ def compare(docs, profiles, merged=None):
     assert len(rows) == 3
     for number in range(3):
         check(number, rows[number], answers[1]["rows"][number])
-    if merged:
-        ask, _ = duckdb_engine()
-        check("merged", rows[0], ask(f"""SELECT frames[1], sum(inuse_bytes), 1.96 * sqrt(sum(inuse_bytes_var)),
-            sum(inuse_samples) FROM '{merged}' GROUP BY 1 ORDER BY 2 DESC LIMIT 20"""))
+    for number, expected in enumerate(with_heapbpf(heapbpf, profiles) if heapbpf else ()):
+        check(f"with heapbpf, {number}", rows[number], expected)
     print(json.dumps(sorted(host for host, growth, _ in rows[1] if growth > 1e6)))
 
 def make(profiles, before, after, hosts, rows):
@@ -144,11 +175,7 @@ fn the_statements_for_fleets_give_what_merging_gives() {
         record(host, 20_000, &file(&days[0], host));
         record(host, if number % GROWS == 0 { 40_000 } else { 20_000 }, &file(&days[1], host));
     }
-    let merged = dir.path().join("merged.parquet");
-    let last: Vec<PathBuf> = hosts.iter().map(|host| file(&days[1], host)).collect();
-    let status = Command::new(heapbpf()).arg("merge").args(&last).arg("-o").arg(&merged).status().expect("it runs");
-    assert!(status.success());
-    let said = run(&python, &script, &["compare".as_ref(), docs.as_ref(), profiles.as_ref(), merged.as_ref()]);
+    let said = run(&python, &script, &["compare".as_ref(), docs.as_ref(), profiles.as_ref(), heapbpf().as_ref()]);
     let grown: Vec<&String> = hosts.iter().step_by(GROWS).collect();
     assert!(said.ends_with(&format!("{grown:?}\n")), "{grown:?}");
 
