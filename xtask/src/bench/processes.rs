@@ -1,5 +1,5 @@
 //! Many processes that do little: how long a recording of the whole host takes to begin, what the daemon takes, how
-//! long a scrape takes, and how long hooking half of them inline takes, and letting them go.
+//! long a scrape takes, how long hooking half of them inline takes, and letting them go; and the CPU time for residency.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::harness::{Bench, Running, get, number, spread};
 use crate::context::Context;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "[PROCESSES ACTIVE]: 1,000 processes, of which 50 allocate now and then: --all at defaults, and after they have ended; a scrape of /metrics; hooking 500 inline";
+pub const ABOUT: &str = "[PROCESSES ACTIVE]: 1,000 processes, of which 50 allocate now and then: --all at defaults, and after they have ended; a scrape of /metrics; hooking 500 inline; residency of sampled blocks";
 /// How long the daemon is watched.
 const WATCHED: Duration = Duration::from_secs(30);
 /// Time for what happens once.
@@ -42,7 +42,8 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     resting.extend(sleeping(active)?);
     scrape(&bench, resting.len())?;
     drop(resting);
-    hook(&bench, processes / 2)
+    hook(&bench, processes / 2)?;
+    super::run_program::<&str>(context, "heapbpf-bench-residency", &[])
 }
 
 /// Starts processes that do nothing.
@@ -69,9 +70,12 @@ fn scrape(bench: &Bench, processes: usize) -> anyhow::Result<()> {
     let cpu_ms = 1e3 * (used(service.0.id())?[0] - before) / times.len() as f64;
     println!(
         "/metrics: {processes} idle processes, {series} series: {} ms (wanted: at most 50), and {cpu_ms:.0} ms of the \
-         daemon's CPU time for each with the second before it (wanted: at most 60)",
+         daemon's CPU time for each refresh of the table, with the second before it (wanted: at most 60)",
         spread(times)
     );
+    let mib = |name| status(service.0.id(), name).map(|kib| kib / 1024.0);
+    let (resident, peak) = (mib("VmRSS:")?, mib("VmHWM:")?);
+    println!("serve --all: resident {resident:.1} MiB, at its peak {peak:.1} MiB (wanted: at most 120)");
     service.interrupt()
 }
 
