@@ -1,8 +1,10 @@
 //! File descriptors of other processes.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// What the descriptors of a process lead to; nothing if it has ended.
 pub fn open_paths(pid: u32) -> Vec<PathBuf> {
@@ -12,14 +14,6 @@ pub fn open_paths(pid: u32) -> Vec<PathBuf> {
 
 /// Copies another process's descriptor.
 pub(crate) fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the calls take plain integers, and the returned descriptors have no other owner.
-    unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        if process < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let process = OwnedFd::from_raw_fd(process as i32);
-        let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
-    }
+    let process = pidfd_open(Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)
 }

@@ -59,8 +59,7 @@ fn may_record() -> Result<(), &'static str> {
 
 /// Whether this process runs as root.
 pub fn is_root() -> bool {
-    // SAFETY: `geteuid` takes no arguments and cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
 /// The binary under test: `HEAPBPF_BIN`, or the workspace's release build by default.

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
-use crate::target::{processes, status};
+use procfs::process::{MMPermissions, MemoryMap};
+
+use crate::target::{file_of, mappings, processes, status};
 
 /// The processes with this name and task that serve this heapbpf process.
 fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
@@ -90,23 +92,21 @@ pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
 /// # Panics
 /// If its mappings or the file cannot be read.
 pub fn changed_bytes_of_libc(pid: u32) -> usize {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-    let is_code = |line: &&str| line.contains("r-xp") && line.contains("/libc.so");
-    assert!(maps.lines().any(|line| is_code(&line)), "a C library");
+    let mut code = mappings(pid);
+    code.retain(|map| map.perms.contains(MMPermissions::EXECUTE) && file_of(map).contains("/libc.so"));
+    assert!(!code.is_empty(), "a C library");
     // Pages that were replaced and moved back may be separate mappings.
-    maps.lines().filter(is_code).map(|line| changed_bytes(pid, line)).sum()
+    code.iter().map(|map| changed_bytes(pid, map)).sum()
 }
 
 /// Number of bytes of a mapping that differ from its file.
-fn changed_bytes(pid: u32, line: &str) -> usize {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");
-    let (start, end) = words[0].split_once('-').map(|(start, end)| (number(start), number(end))).expect("a range");
+fn changed_bytes(pid: u32, map: &MemoryMap) -> usize {
+    let (start, end) = map.address;
     let read = |path: &str, at: u64| {
         let mut bytes = vec![0; (end - start) as usize];
         std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)).map(|()| bytes)
     };
-    let file = read(words[5], number(words[2])).expect("the file can be read");
+    let file = read(file_of(map), map.offset).expect("the file can be read");
     let Ok(now) = read(&format!("/proc/{pid}/mem"), start) else { return file.len() };
     now.iter().zip(file).filter(|(now, file)| **now != *file).count()
 }

@@ -1,10 +1,15 @@
 //! Recordings of one process with inline hooks, and what a debugger does to such a process.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
+
+use procfs::process::{MemoryMap, Process};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::output::{Profile, Stats};
 use crate::recorder::{Recorder, Recording};
-use crate::target::{PATIENCE, Target, processes, status};
+use crate::target::{PATIENCE, Target, file_of, mappings, of_process, processes, status};
 use crate::truth::Truth;
 
 /// A way of hooking.
@@ -16,20 +21,21 @@ pub enum Hook {
     Inline,
 }
 
-/// The mappings of a process.
+/// Mappings of our memory in a process.
 ///
 /// # Panics
 /// If it has ended.
-pub fn maps(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
+pub fn mapped(pid: u32) -> Vec<MemoryMap> {
+    let mut mapped = mappings(pid);
+    mapped.retain(|map| blob_of(map).is_some());
+    mapped
 }
 
-/// Mappings of our memory in a process, as lines of `/proc/PID/maps`.
-///
-/// # Panics
-/// If it has ended.
-pub fn mapped(pid: u32) -> Vec<String> {
-    maps(pid).lines().filter(|line| line.contains("/memfd:heapbpf-inline")).map(str::to_owned).collect()
+/// The addresses of the blob that a mapping of ours belongs to, as its name says.
+pub fn blob_of(map: &MemoryMap) -> Option<Range<u64>> {
+    let mut numbers = file_of(map).strip_prefix("/memfd:heapbpf-inline-")?.split(['-', ' ']);
+    let [base, bytes] = [(); 2].map(|()| u64::from_str_radix(numbers.next()?, 16).ok());
+    Some(base?..base? + bytes?)
 }
 
 /// Whether pages of a process jump to code of inline hooks. The code itself stays mapped.
@@ -45,9 +51,7 @@ pub const BLOB_CODE: u64 = 0x3000;
 /// # Panics
 /// If it is not mapped.
 pub fn base(pid: u32) -> u64 {
-    let name = mapped(pid).first().and_then(|line| line.split("/memfd:heapbpf-inline-").nth(1).map(str::to_owned));
-    let base = name.and_then(|name| hex(name.split('-').next()?));
-    base.expect("it is mapped")
+    mapped(pid).first().and_then(blob_of).expect("it is mapped").start
 }
 
 /// Where a debugger makes a thread continue, and with which registers.
@@ -110,55 +114,27 @@ pub fn goes_on_at(pid: u32, place: &Place) {
 
 /// The files whose functions jump to code of inline hooks in a process, sorted.
 pub fn hooked_files(pid: u32) -> Vec<String> {
-    hooked_files_in(&maps(pid))
+    hooked_files_in(&mappings(pid))
 }
 
 /// Processes with pages that jump to code of inline hooks.
 pub fn hooked_processes() -> Vec<u32> {
-    let maps = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    processes().filter(|pid| !hooked_files_in(&maps(pid)).is_empty()).collect()
+    let is_hooked = |pid: &u32| of_process(*pid, Process::maps).is_ok_and(|maps| !hooked_files_in(&maps.0).is_empty());
+    processes().filter(is_hooked).collect()
 }
 
-fn hooked_files_in(maps: &str) -> Vec<String> {
-    let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(Mapping::parse).collect();
-    let mut files: Vec<String> =
-        mappings.iter().filter_map(|page| page.original(&mappings)).map(str::to_owned).collect();
-    files.sort();
-    files.dedup();
-    files
+fn hooked_files_in(all: &[MemoryMap]) -> Vec<String> {
+    let files: BTreeSet<&str> = all.iter().filter_map(|page| original(page, all)).collect();
+    files.into_iter().map(str::to_owned).collect()
 }
 
-/// A line of a maps file.
-struct Mapping<'a> {
-    start: u64,
-    end: u64,
-    offset: u64,
-    name: &'a str,
-}
-
-impl<'a> Mapping<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let offset = hex(fields.nth(1)?)?;
-        Some(Self { start: hex(start)?, end: hex(end)?, offset, name: fields.nth(2).unwrap_or_default() })
-    }
-
-    /// The file whose pages were here before they were replaced, if they were. The original pages are where the memfd's
-    /// name says.
-    fn original(&self, all: &[Self]) -> Option<&'a str> {
-        let [base, bytes] = {
-            let mut numbers = self.name.strip_prefix("/memfd:heapbpf-inline-")?.split('-').map_while(hex);
-            [numbers.next()?, numbers.next()?]
-        };
-        let kept = base + self.offset;
-        let file = all.iter().find(|mapping| (mapping.start..mapping.end).contains(&kept))?;
-        (!(base..base + bytes).contains(&self.start)).then_some(file.name)
-    }
-}
-
-fn hex(digits: &str) -> Option<u64> {
-    u64::from_str_radix(digits, 16).ok()
+/// The file whose pages were at a mapping before they were replaced, if they were. The original pages are where the
+/// memfd's name says.
+fn original<'a>(page: &MemoryMap, all: &'a [MemoryMap]) -> Option<&'a str> {
+    let blob = blob_of(page)?;
+    let kept = blob.start + page.offset;
+    let file = all.iter().find(|map| (map.address.0..map.address.1).contains(&kept))?;
+    (!blob.contains(&page.address.0)).then(|| file_of(file))
 }
 
 /// A recording of one process at a fixed interval, hooked in one way.
@@ -234,9 +210,7 @@ pub fn counted_exactly(stats: &Stats, truth: &Truth) {
 pub fn limit_addresses(pid: u32, more_bytes: u64) {
     let size = status(pid, "VmSize").expect("the target runs");
     let size: u64 = size.trim_end_matches(" kB").parse().expect("a number");
-    let most = (size << 10) + more_bytes;
-    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-    // SAFETY: the kernel reads the limit, and does not write the old one.
-    let status = unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
-    assert_eq!(status, 0, "the target is ours");
+    let most = Some((size << 10) + more_bytes);
+    let limit = Rlimit { current: most, maximum: most };
+    prlimit(Pid::from_raw(pid.cast_signed()), Resource::As, limit).expect("the target is ours");
 }

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use procfs::sys::kernel::Version;
+
 use crate::target::{PATIENCE, processes};
 
 const BPF_MAP_CREATE: libc::c_int = 0;
@@ -40,10 +42,8 @@ fn bpf(command: libc::c_int, attributes: &mut Attributes) -> libc::c_long {
 }
 
 /// Major and minor version of Linux.
-pub fn linux() -> (u32, u32) {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+pub fn linux() -> (u8, u8) {
+    Version::current().map(|version| (version.major, version.minor)).unwrap_or_default()
 }
 
 /// Whether bpf(2) lets this process create a map.

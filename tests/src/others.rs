@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::environment::tool_or_install;
-use crate::target::until;
+use crate::target::{file_of, mappings, until};
 
 /// Time after which a tool is asked again to end.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -59,9 +59,7 @@ impl Drop for Beside {
 /// # Panics
 /// If it has none.
 pub fn libc_of(pid: u32) -> String {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
-    path.expect("it has one").to_owned()
+    mappings(pid).iter().map(file_of).find(|path| path.contains("/libc.so")).expect("it has one").to_owned()
 }
 
 /// bpftrace with a uprobe on malloc that counts calls.

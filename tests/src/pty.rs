@@ -2,10 +2,14 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::stdio::stdin;
 
 use crate::others::Beside;
 
@@ -41,16 +45,8 @@ impl SlowTerminal {
         let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
         let terminal = || theirs.try_clone().map(Stdio::from);
         command.env("TERM", "xterm-256color").stdin(terminal()?).stdout(terminal()?).stderr(Stdio::null());
-        let controlling = theirs.as_raw_fd();
-        // SAFETY: between fork and exec there are only two system calls, with integers.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::setsid() < 0 || libc::ioctl(controlling, libc::TIOCSCTTY, 0) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
+        // SAFETY: between fork and exec there are only two system calls.
+        unsafe { command.pre_exec(|| Ok(setsid().and_then(|_| ioctl_tiocsctty(stdin()))?)) };
         let child = command.spawn()?;
         Ok(Self { child: Beside(child), ours: ours.into(), bytes_a_second, shown: Vec::new() })
     }
@@ -85,9 +81,7 @@ impl SlowTerminal {
     }
 
     fn is_readable(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.ours.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointer is to one `pollfd`.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        poll(&mut [PollFd::new(&self.ours, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Reads at the limited rate until the program has ended. Returns `None` if it has not ended after this time.

@@ -8,6 +8,9 @@ use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use procfs::ProcResult;
+use procfs::process::{MMapPath, MemoryMap, Process, Stat};
+
 use crate::others::Beside;
 use crate::truth::Truth;
 
@@ -84,13 +87,32 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
     Some(status(pid, "VmRSS")?.trim_end_matches(" kB").parse::<u64>().ok()? << 10)
 }
 
-/// The fields of a process's `stat` file, beginning with its state (field 3 of proc(5)).
+pub(crate) fn of_process<T>(pid: u32, read: impl FnOnce(&Process) -> ProcResult<T>) -> ProcResult<T> {
+    Process::new(pid.cast_signed()).and_then(|process| read(&process))
+}
+
+/// The fields of a process's `stat` file.
 ///
 /// # Panics
 /// If it does not run.
-pub fn stat(pid: u32) -> Vec<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    stat.rsplit(") ").next().unwrap_or_default().split_whitespace().map(Into::into).collect()
+pub fn stat(pid: u32) -> Stat {
+    of_process(pid, Process::stat).expect("it runs")
+}
+
+/// The mappings of a process.
+///
+/// # Panics
+/// If it does not run.
+pub fn mappings(pid: u32) -> Vec<MemoryMap> {
+    of_process(pid, Process::maps).expect("it runs").0
+}
+
+/// The file of a mapping; empty if it has none.
+pub fn file_of(mapping: &MemoryMap) -> &str {
+    match &mapping.pathname {
+        MMapPath::Path(path) => path.to_str().unwrap_or_default(),
+        _ => "",
+    }
 }
 
 /// The state of a process (proc(5)); `None` if it has ended.
@@ -111,10 +133,8 @@ pub fn processes() -> impl Iterator<Item = u32> {
 
 /// The children of a process.
 pub fn children_of(pid: u32) -> Vec<u32> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    let lists: Vec<String> = lists.collect();
-    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+    let threads = of_process(pid, Process::tasks).into_iter().flatten().flatten();
+    threads.filter_map(|thread| thread.children().ok()).flatten().collect()
 }
 
 /// CPU time that a process has used.
@@ -122,12 +142,8 @@ pub fn children_of(pid: u32) -> Vec<u32> {
 /// # Panics
 /// If it does not run.
 pub fn cpu_time(pid: u32) -> Duration {
-    let fields = stat(pid);
-    // utime and stime, fields 14 and 15 of proc(5).
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
-    // SAFETY: `sysconf` takes a plain integer.
-    let ticks_a_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    Duration::from_secs_f64(ticks as f64 / ticks_a_second)
+    let stat = stat(pid);
+    Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
 }
 
 /// Waits for a child to exit.

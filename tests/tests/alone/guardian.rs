@@ -13,7 +13,7 @@ use heapbpf_tests::guardian::{
 use heapbpf_tests::kernel::{links_of, links_that_stay};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, status, until};
+use heapbpf_tests::target::{Target, stat, status, until};
 use heapbpf_tests::torture::times;
 
 /// A killed heapbpf leaves no probe, no link and no process, and its target is not harmed. Most kills come while links
@@ -66,9 +66,8 @@ fn the_guardian_is_small_and_may_do_little() {
     let heapbpf = recording.pid();
     let guardians = guardians_of(heapbpf);
     let [guardian] = guardians[..] else { panic!("one guardian: {guardians:?}") };
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2] {
-        // SAFETY: `kill` takes integers. The guardian runs as long as the recording, which is ours.
-        assert_eq!(unsafe { libc::kill(guardian as libc::pid_t, signal) }, 0);
+    for sent in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2] {
+        signal(sent, [guardian]);
     }
     let memory = std::fs::read_to_string(format!("/proc/{guardian}/smaps_rollup")).expect("it runs");
     let own: u64 = memory
@@ -90,11 +89,7 @@ fn the_guardian_is_small_and_may_do_little() {
     until("restricted threads", || threads.iter().all(|thread| restricted(*thread) == restricted(guardian)));
     let mut held = links_of(guardian);
     assert!(held.is_subset(&links_of(heapbpf)) && !held.is_empty(), "{held:?}");
-    let own_group = |pid: u32| {
-        // SAFETY: `getpgid` takes an integer.
-        unsafe { libc::getpgid(pid as libc::pid_t) }
-    };
-    assert_ne!(own_group(guardian), own_group(heapbpf));
+    assert_ne!(stat(guardian).pgrp, stat(heapbpf).pgrp);
     let truth = target.run();
     held.extend(links_of(guardian));
     let (profile, stats) = recording.stop().results();
@@ -113,8 +108,7 @@ fn a_recording_goes_on_without_its_guardian() {
         let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
         let guardians = guardians_of(recording.pid());
         let [guardian] = guardians[..] else { panic!("one guardian: {guardians:?}") };
-        // SAFETY: `kill` takes integers. The guardian is a child of heapbpf, which has not waited for it.
-        assert_eq!(unsafe { libc::kill(guardian as libc::pid_t, libc::SIGKILL) }, 0);
+        signal(libc::SIGKILL, [guardian]);
         let truth = target.run();
         let outcome = recording.stop();
         assert!(outcome.stderr.contains("(heapbpf-guardian) is gone"), "{}", outcome.stderr);

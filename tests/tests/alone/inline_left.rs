@@ -9,7 +9,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::descriptors::open_paths;
 use heapbpf_tests::doctor::clean;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{changed_bytes_of_libc, cleaners_of, guardians_of, kill, kill_all_of};
+use heapbpf_tests::guardian::{changed_bytes_of_libc, cleaners_of, guardians_of, kill, kill_all_of, signal};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
 use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::{copy_of, program};
@@ -313,9 +313,8 @@ fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapPrm:\t")).expect("a mask");
     assert_eq!(u64::from_str_radix(capabilities, 16).expect("a mask") & (bpf | perfmon | raw_io), 0, "{status}");
     assert!(status.contains("NoNewPrivs:\t1"), "{status}");
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: `kill` takes plain integers. The cleaner runs as long as the recording, which is ours.
-        assert_eq!(unsafe { libc::kill(cleaner.cast_signed(), signal) }, 0);
+    for sent in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        signal(sent, [cleaner]);
     }
     for pid in [forking.pid(), checked.pid()] {
         assert!(is_hooked(pid), "{}", recording.said());

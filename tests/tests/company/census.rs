@@ -37,9 +37,9 @@ fn of_type(census: &Value, name: &str) -> u64 {
 }
 
 /// State, page faults (minor and major) and resident pages of a process.
-fn state_and_pages(pid: u32) -> (String, [u64; 3]) {
-    let fields = stat(pid);
-    (fields[0].clone(), [7, 9, 21].map(|at| fields[at].parse().expect("a number")))
+fn state_and_pages(pid: u32) -> (char, [u64; 3]) {
+    let stat = stat(pid);
+    (stat.state, [stat.minflt, stat.majflt, stat.rss])
 }
 
 #[test]
@@ -47,10 +47,10 @@ fn a_stopped_program_is_counted_exactly_without_names_in_its_file() {
     let Some(_turn) = turn("a_stopped_program_is_counted_exactly_without_names_in_its_file") else { return };
     let target = Target::start::<&str>(&program_with("census", "census_stripped", &["-s"]), []);
     signal(libc::SIGSTOP, [target.pid()]);
-    until("it is stopped", || state_and_pages(target.pid()).0 == "T");
+    until("it is stopped", || state_and_pages(target.pid()).0 == 'T');
     let (_, pages) = state_and_pages(target.pid());
     let found = of(target.pid());
-    assert_eq!(state_and_pages(target.pid()), ("T".to_owned(), pages), "nothing is done to it, nor to its memory");
+    assert_eq!(state_and_pages(target.pid()), ('T', pages), "nothing is done to it, nor to its memory");
     assert_eq!(
         (&found["exact"], &found["late"], &found["inconsistent_bytes"]),
         (&true.into(), &false.into(), &0.into())
@@ -109,7 +109,7 @@ fn python_objects_are_counted_by_type() {
     let Some(python) = tool("python3") else { return skipped(case, "no python3 (Debian: python3)") };
     let target = Target::start(&python, [programs_dir().join("python_census.py")]);
     // After READY, it makes a block to read its input.
-    until("the program to wait for input", || state_and_pages(target.pid()).0 == "S");
+    until("the program to wait for input", || state_and_pages(target.pid()).0 == 'S');
     let found = of(target.pid());
     assert!(found["python_small_bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{found}");
     let [sessions, baskets, notes] = ["Session", "Basket", "bytes"].map(|name| of_type(&found, name));

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::inline::{is_hooked, mapped, maps};
+use heapbpf_tests::inline::{blob_of, is_hooked, mapped};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, mappings};
 use heapbpf_tests::torture::readable;
+use procfs::process::{MMPermissions, MemoryMap};
 
 /// Generates meaningless bytes (xorshift).
 struct Noise(u64);
@@ -28,20 +29,10 @@ impl Noise {
 /// Addresses of the writable memory that inline hooks have in a process: its counts, and the control page. The name of
 /// the adjacent code mapping says where it is.
 fn writable(pid: u32) -> Vec<(u64, u64)> {
-    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    let place = |line: &String| {
-        let (base, bytes) = line.split_once("/memfd:heapbpf-inline-")?.1.split_once('-')?;
-        let base = hex(base)?;
-        Some((base, base + hex(bytes.split_whitespace().next()?)?))
-    };
-    let Some((base, past)) = mapped(pid).iter().find_map(place) else { return Vec::new() };
-    let range = |line: &str| {
-        let mut words = line.split_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let (start, end) = (hex(start)?, hex(end)?);
-        (words.next()?.starts_with("rw") && start >= base && end <= past).then_some((start, end))
-    };
-    maps(pid).lines().filter_map(range).collect()
+    let Some(blob) = mapped(pid).iter().find_map(blob_of) else { return Vec::new() };
+    let is_writable = |map: &MemoryMap| map.perms.contains(MMPermissions::READ | MMPermissions::WRITE);
+    let ours = mappings(pid).into_iter().filter(is_writable).map(|map| map.address);
+    ours.filter(|(start, end)| *start >= blob.start && *end <= blob.end).collect()
 }
 
 /// The counts of inline hooks are the process's own memory. A process that fills them with noise spoils its own

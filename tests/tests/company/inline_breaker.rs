@@ -11,10 +11,11 @@ use std::process::Command;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::guardian::signal;
-use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, is_hooked, mapped, maps};
+use heapbpf_tests::inline::{BLOB_CODE, Place, base, goes_on_at, is_hooked, mapped};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::{Target, children_of, state_of, until};
+use heapbpf_tests::target::{Target, children_of, file_of, mappings, state_of, until};
+use procfs::process::{MMPermissions, MemoryMap};
 use tempfile::TempDir;
 
 /// A breakpoint instruction.
@@ -22,19 +23,11 @@ const INT3: u8 = 0xcc;
 /// Number of calls of a program.
 const CALLS: u64 = 20000;
 
-/// Start, end and file offset of a mapping.
-fn numbers(line: &str) -> [u64; 3] {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next().and_then(|range| range.split_once('-')).expect("a mapping");
-    [start, end, fields.nth(1).expect("an offset")].map(|it| u64::from_str_radix(it, 16).expect("a number"))
-}
-
 /// Address of the start of the C library's file in a process, and its path.
 fn libc_of(pid: u32) -> (u64, String) {
-    let maps = maps(pid);
-    let line = maps.lines().find(|line| line.contains("/libc.so")).expect("a C library");
-    let [start, _, offset] = numbers(line);
-    (start - offset, line.split_ascii_whitespace().last().expect("a path").to_owned())
+    let all = mappings(pid);
+    let first = all.iter().find(|map| file_of(map).contains("/libc.so")).expect("a C library");
+    (first.address.0 - first.offset, file_of(first).to_owned())
 }
 
 /// Address of a breakpoint in a replaced page that the file does not have.
@@ -42,11 +35,11 @@ fn breakpoint_of_ours(pid: u32) -> u64 {
     let (base, (_, path)) = (base(pid), libc_of(pid));
     let (memory, file) = (File::open(format!("/proc/{pid}/mem")), File::open(path));
     let (memory, file) = (memory.expect("its memory"), file.expect("its C library"));
-    let ours = mapped(pid);
-    let replaced = ours.iter().map(|line| numbers(line)).filter(|[at, ..]| !(base..base + (1 << 30)).contains(at));
+    let ours = mapped(pid).into_iter().map(|map| map.address);
+    let replaced = ours.filter(|(at, _)| !(base..base + (1 << 30)).contains(at));
     let offset = file_offset(pid);
     replaced
-        .flat_map(|[at, end, _]| at..end)
+        .flat_map(|(at, end)| at..end)
         .find(|at| {
             let [mut now, mut before] = [[0], [0]];
             let is_read =
@@ -58,10 +51,9 @@ fn breakpoint_of_ours(pid: u32) -> u64 {
 
 /// Maps an address of the C library's code to its offset in the file, using one of its mappings.
 fn file_offset(pid: u32) -> impl Fn(u64) -> u64 {
-    let maps = maps(pid);
-    let text = maps.lines().find(|line| line.contains("/libc.so") && line.contains(" r-xp "));
-    let [at, _, offset] = numbers(text.expect("code"));
-    move |address| address.wrapping_sub(at.wrapping_sub(offset))
+    let is_text = |map: &MemoryMap| map.perms.contains(MMPermissions::EXECUTE) && file_of(map).contains("/libc.so");
+    let text = mappings(pid).into_iter().find(is_text).expect("code");
+    move |address| address.wrapping_sub(text.address.0.wrapping_sub(text.offset))
 }
 
 /// Address of the same C library function in another process.
@@ -119,7 +111,7 @@ impl Case {
         let state = state.path();
         let again = Target::start(&program("pairs"), ["500"]);
         let recording = start(state, &[again.pid()]);
-        assert_eq!(mapped(again.pid()), [""; 0]);
+        assert!(mapped(again.pid()).is_empty());
         assert!(recording.said().contains("it died of inline hooks before: "), "{}", recording.said());
         recording.stop();
         let diagnosis = heapbpf_with(state, &["doctor"]);

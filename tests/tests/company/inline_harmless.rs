@@ -141,8 +141,7 @@ fn children_of_a_hooked_process_allocate() {
 
 /// Private memory and locked memory of what heapbpf maps into a process, in kB.
 fn taken(pid: u32) -> [u64; 2] {
-    let ours: Vec<u64> =
-        mapped(pid).iter().filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok()).collect();
+    let ours: Vec<u64> = mapped(pid).iter().map(|map| map.address.0).collect();
     let (lowest, highest) = (ours.iter().min().copied().unwrap_or(1), ours.iter().max().copied().unwrap_or(0));
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the target runs");
     let mut is_ours = false;

@@ -3,7 +3,7 @@
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::{doctor, doctor_of};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::inline::{Hook, begin, is_hooked, maps, recorder};
+use heapbpf_tests::inline::{Hook, begin, is_hooked, mapped, recorder};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -73,7 +73,7 @@ fn is_for_want_of_time(why: &str) -> bool {
 /// What `doctor --json` reports about the first allocator of a process.
 fn inline_audit(pid: u32) -> serde_json::Value {
     let (_, found) = doctor_of(pid);
-    assert!(!maps(pid).contains("/memfd:heapbpf-"), "nothing is touched");
+    assert!(mapped(pid).is_empty(), "nothing is touched");
     found["inline"][0].clone()
 }
 
@@ -121,7 +121,7 @@ fn other_options_work_or_are_refused_before_anything_is_touched() {
     let mut running = Running::in_mode("plain");
     let recorder = recorder(running.pid, Hook::Inline, 4096).option("--criterion", "size-class");
     recorder.refused().check(2, &["leave --criterion size-class out"]);
-    assert!(!maps(running.pid).contains("/memfd:heapbpf-"), "it was touched");
+    assert!(mapped(running.pid).is_empty(), "it was touched");
     let (profile, stats, truth) = running.record(&["--no-live"]);
     let is_late = stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time);
     assert!(stats.hooks[0].hook == "inline" || is_late, "{stats:?}");
@@ -145,7 +145,7 @@ fn what_is_sealed_stays_and_does_not_count() {
     }
     let outcome = recording.stop();
     assert!(outcome.stderr.contains("(without hooks) until it ends"), "{}", outcome.stderr);
-    assert!(maps(pid).contains("/memfd:heapbpf-"), "nobody can take it out");
+    assert!(!mapped(pid).is_empty(), "nobody can take it out");
     let again = recorder(pid, Hook::Inline, 4096).start().stop();
     let (_, stats) = again.results();
     let reason = stats.hooks[0].not_inline.as_deref().unwrap_or_default();

@@ -13,7 +13,8 @@ use heapbpf_tests::inline::{is_hooked, mapped};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::python_stacks;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, stat, until};
+use heapbpf_tests::target::{Target, file_of, mappings, stat, until};
+use procfs::process::{MMPermissions, MemoryMap};
 
 /// Bytes and blocks in use, by line of the program.
 type Lines = BTreeMap<u32, [u64; 2]>;
@@ -82,7 +83,7 @@ fn lines_of(function: &str) -> std::ops::Range<u32> {
 
 /// Waits until heapbpf has read all pending records: it uses no CPU time for a while.
 fn until_idle(pid: u32) {
-    let used = || stat(pid)[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum::<u64>();
+    let used = || stat(pid).utime + stat(pid).stime;
     until("heapbpf to be idle", || {
         let before = used();
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -128,7 +129,7 @@ fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) 
         assert!(line == "DONE" || line.starts_with("CHILD"), "{line}");
     }
     // After its last line, it makes a block to read its input.
-    until("the program to wait for input", || stat(pid)[0] == "S");
+    until("the program to wait for input", || stat(pid).state == 'S');
     until_idle(recording.pid());
     let (profile, stats) = recording.stop().results();
     assert!(target.end().success());
@@ -247,7 +248,7 @@ fn a_process_is_as_before_afterwards() {
     let mut target = Target::start_command(Command::new(&python).arg(script()).args(PARTS));
     let data = || writable_words(target.pid(), &python);
     // It may still be on its way from printing its line to waiting.
-    until("the program to wait for input", || stat(target.pid())[0] == "S");
+    until("the program to wait for input", || stat(target.pid()).state == 'S');
     let before = data();
     let mut code = Vec::new();
     for options in [PROBES, INLINE, PROBES] {
@@ -274,13 +275,10 @@ fn a_process_is_as_before_afterwards() {
 fn writable_words(pid: u32, program: &Path) -> Vec<u64> {
     use std::os::unix::fs::FileExt as _;
     let program = program.canonicalize().expect("it is there");
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("as root");
     let mut words = Vec::new();
-    for line in maps.lines().filter(|line| line.contains(" rw-p ") && line.ends_with(&*program.to_string_lossy())) {
-        let range = line.split(' ').next().expect("a range");
-        let (start, end) = range.split_once('-').expect("a range");
-        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).expect("an address"));
+    let is_data = |map: &MemoryMap| map.perms.contains(MMPermissions::WRITE) && Path::new(file_of(map)) == program;
+    for (start, end) in mappings(pid).into_iter().filter(is_data).map(|map| map.address) {
         let mut bytes = vec![0; (end - start) as usize];
         memory.read_exact_at(&mut bytes, start).expect("it is mapped");
         words.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use heapbpf_tests::environment::{programs_dir, skipped, turn};
+use heapbpf_tests::guardian;
 use heapbpf_tests::output::Stack;
 use heapbpf_tests::python_stacks::{Named, has, is_python, truth_of};
 use heapbpf_tests::recorder::Recorder;
@@ -63,8 +64,7 @@ impl Gunicorn {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been reused.
-        unsafe { libc::kill(self.master.id() as libc::pid_t, signal) };
+        guardian::signal(signal, [self.master.id()]);
     }
 }
 

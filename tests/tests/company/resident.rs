@@ -81,7 +81,7 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     pids.iter().for_each(|pid| group.take("", *pid));
     let resident = || pids.iter().map(|pid| sum_of_mappings(*pid, "Rss:")).collect::<Vec<u64>>();
     // Once they have started, all of them sleep. One that waits for a CPU has not.
-    let are_asleep = || pids.iter().all(|pid| stat(*pid)[0] == "S");
+    let are_asleep = || pids.iter().all(|pid| stat(*pid).state == 'S');
     let mut last = Vec::new();
     until("programs that have started", || {
         std::thread::sleep(Duration::from_millis(200));

@@ -12,6 +12,7 @@ use heapbpf_tests::program::{copy_file, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
+use rustix::process::{Pid, Signal, kill_process};
 
 const SHELL: &str = "/bin/sh";
 
@@ -88,9 +89,8 @@ fn a_command_that_runs_on_is_told() {
     let outcome = recorder.command(Path::new(SHELL), ["-c", script]).start().finish();
     let told = outcome.stderr.split_once("the command is still running (process ").map(|(_, rest)| rest);
     let pid = told.and_then(|rest| rest.split_once(')')?.0.parse().ok());
-    let pid: libc::pid_t = pid.unwrap_or_else(|| panic!("it is not told: {}", outcome.stderr));
-    // SAFETY: `kill` takes plain integers; the command sleeps for minutes.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "it still runs");
+    let pid = pid.unwrap_or_else(|| panic!("it is not told: {}", outcome.stderr));
+    kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL).expect("it still runs");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::guardian;
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
 use heapbpf_tests::pty::SlowTerminal;
@@ -102,14 +103,13 @@ fn keys_that_come_with_resizes_are_obeyed() {
     let command = top(&format!("--pid {} -i 4096", target.pid()));
     let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
     tmux.await_text("LIVE");
-    let pid = tmux.program().cast_signed();
+    let pid = tmux.program();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ends = Ends(&is_over);
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // SAFETY: no pointers; `tmux` keeps the process's parent.
-                unsafe { libc::kill(pid, libc::SIGWINCH) };
+                guardian::signal(libc::SIGWINCH, [pid]);
                 std::thread::sleep(Duration::from_micros(500));
             }
         });
@@ -196,8 +196,7 @@ fn a_signal_ends_it_and_restores_the_terminal() {
         tmux.await_text("LIVE");
         let pid = tmux.program();
         let links = links(pid);
-        // SAFETY: `kill` takes plain integers; the process is a child of the shell, which has not waited for it yet.
-        assert_eq!(unsafe { libc::kill(pid as libc::pid_t, signal) }, 0);
+        guardian::signal(signal, [pid]);
         let screen = tmux.await_text("exit 0");
         assert!(screen.contains(" icanon"), "{screen}");
         assert!(kernel::links_that_stay(&links).is_empty());
@@ -227,8 +226,7 @@ fn a_command_is_shown_and_goes_on_when_the_screen_is_left() {
     until("the end of top", || !is_running(top));
     let before = cpu_time(growing);
     until("the command goes on", || cpu_time(growing) > before);
-    // SAFETY: `kill` takes plain integers; the command runs, as was just seen.
-    assert_eq!(unsafe { libc::kill(growing as libc::pid_t, libc::SIGKILL) }, 0);
+    guardian::kill([growing]);
 }
 
 #[test]
