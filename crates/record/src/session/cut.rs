@@ -441,8 +441,8 @@ mod tests {
         };
         let lost = reading.frees_lost();
         assert_eq!(lost.len(), 2);
-        assert_eq!((lost[&key(1)].samples, lost[&key(1)].bytes), (4, 40));
-        assert_eq!((lost[&key(3)].samples, lost[&key(3)].bytes), (2, 9));
+        assert_eq!((lost[&key(1)].samples, lost[&key(1)].sampled_bytes), (4, 40));
+        assert_eq!((lost[&key(3)].samples, lost[&key(3)].sampled_bytes), (2, 9));
     }
 
     #[test]
