@@ -128,7 +128,7 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
     if !name.contains(['<', '(', '[', '{', '$', '\'']) && !name.contains("::h") {
         return Cow::Borrowed(name);
     }
-    let name = strip_rust_hash(name.split(" [clone ").next().unwrap_or(name));
+    let name = without_return_type(strip_rust_hash(name.split(" [clone ").next().unwrap_or(name)));
     let mut short = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(next) = rest.chars().next() {
@@ -169,8 +169,6 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
         }
     }
     let short = short.strip_suffix(" const").unwrap_or(&short).trim();
-    // The demangled name of a template instance starts with its return type.
-    let short = if name.contains('<') && name.contains('(') { without_return_type(short) } else { short };
     if short.is_empty() { Cow::Borrowed(name) } else { Cow::Owned(with_plain_lambdas(short)) }
 }
 
@@ -189,15 +187,35 @@ fn part_of_name<'t>(before: &str, text: &'t str) -> Option<&'t str> {
     is_kept.then_some(kept)
 }
 
-/// `int shop::f` without `int`.
-fn without_return_type(name: &str) -> &str {
-    const ANONYMOUS: &str = "(anonymous namespace)";
-    let path = &name[..name.find("operator").unwrap_or(name.len())];
-    // The space inside this name does not separate anything.
-    let mut spaces = path.match_indices(' ').map(|(at, _)| at).rev();
-    let inside =
-        |at: usize| path.match_indices(ANONYMOUS).any(|(start, _)| (start..start + ANONYMOUS.len()).contains(&at));
-    spaces.find(|at| !inside(*at)).map_or(name, |at| &name[at + 1..])
+/// `shop::f<int>(int)` for `void shop::f<int>(int)`: the demangled name of a template instance starts with its return
+/// type.
+pub fn without_return_type(name: &str) -> &str {
+    let (mut depth, mut start, mut previous) = (0_usize, 0, ' ');
+    if !name.contains('<') {
+        return name;
+    }
+    for (at, character) in name.char_indices() {
+        let (before, rest) = name.split_at(at);
+        let is_inside = |c: char| c.is_alphanumeric() || c == '_';
+        match character {
+            'o' if depth == 0 && rest.starts_with("operator") && !is_inside(previous) => return &name[start..],
+            // The parameters begin.
+            '(' if depth == 0
+                && !rest.starts_with("(anonymous namespace)")
+                && !before.trim_end().ends_with("decltype") =>
+            {
+                return &name[start..];
+            }
+            '<' | '(' | '{' | '[' => depth += 1,
+            // The arrow of a function type does not close a bracket.
+            '>' if previous == '-' => {}
+            '>' | ')' | '}' | ']' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 => start = at + 1,
+            _ => {}
+        }
+        previous = character;
+    }
+    name
 }
 
 /// A name in which C++ lambdas become `{lambda}` and Rust closures `{closure}`.
@@ -318,6 +336,24 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(short_function(name), short, "{name}");
+        }
+    }
+
+    #[test]
+    fn return_types_are_found_before_the_parameters() {
+        for (name, expected) in [
+            ("void shop::fill<int>(std::vector<int, std::allocator<int> >&)", "shop::fill<int>(std::vector<int, std::allocator<int> >&)"),
+            ("std::map<int, long> const& shop::all<int>()", "shop::all<int>()"),
+            ("unsigned long (anonymous namespace)::f<int>(int)", "(anonymous namespace)::f<int>(int)"),
+            ("decltype(auto) shop::f<void (*)(int)>(int)", "shop::f<void (*)(int)>(int)"),
+            ("int* shop::Pool<int>::operator new<int>(unsigned long)", "shop::Pool<int>::operator new<int>(unsigned long)"),
+            ("std::vector<int, a b>::push_back(int&&) const", "std::vector<int, a b>::push_back(int&&) const"),
+            ("shop::Cart::operator<(shop::Cart const&)", "shop::Cart::operator<(shop::Cart const&)"),
+            ("<fn(A) -> B as shop::Call<C>>::call", "<fn(A) -> B as shop::Call<C>>::call"),
+            ("LazyCompile:~<anonymous> /srv/app.js:3", "LazyCompile:~<anonymous> /srv/app.js:3"),
+            ("operator new(unsigned long)", "operator new(unsigned long)"),
+        ] {
+            assert_eq!(without_return_type(name), expected);
         }
     }
 

@@ -71,6 +71,8 @@ pub struct ReportOptions {
     pub source: Option<String>,
     /// Snapshots written during the recording: their number and the file of the last one.
     pub snapshots: Option<(u64, String)>,
+    /// A note of the profile that the user has already been told.
+    pub said: Option<String>,
 }
 
 impl Default for ReportOptions {
@@ -91,6 +93,7 @@ impl Default for ReportOptions {
             files: Vec::new(),
             source: None,
             snapshots: None,
+            said: None,
         }
     }
 }

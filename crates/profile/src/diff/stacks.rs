@@ -12,7 +12,7 @@ use crate::group::{GroupBy, Groups};
 use crate::intern::Strings;
 use crate::loss_bounds::LostOf;
 use crate::model::{Frame, Profile, Stack};
-use crate::naming::{FunctionKey, frame_name};
+use crate::naming::{FunctionKey, frame_name, without_return_type};
 use crate::report::FrameView;
 use crate::report::chain::{Call, KnownOrigins};
 
@@ -101,6 +101,11 @@ pub(super) struct Title<'a> {
     pub(super) place: String,
 }
 
+/// The number of a function. pprof's names have no return types.
+fn id(names: &mut Strings, profile: &Profile, frame: &Frame) -> u32 {
+    names.id(without_return_type(&frame_name(profile, frame)))
+}
+
 /// The frame that titles a stack. `None` if it has no frames.
 fn title<'a>(profile: &Profile, stack: &'a Stack, view: FrameView, known: &mut KnownOrigins) -> Option<&'a Arc<Frame>> {
     view.shown_of(profile, stack, known).frames.first().map(|first| &stack.frames[*first])
@@ -138,9 +143,9 @@ pub(super) fn matched(
             let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| match &mut titles {
                 Some((view, known)) => {
                     let title = title(profile, &row.key.stack, *view, known);
-                    title.map(|frame| names.id(&frame_name(profile, frame))).into_iter().collect()
+                    title.map(|frame| id(&mut names, profile, frame)).into_iter().collect()
                 }
-                None => row.key.stack.frames.iter().map(|frame| names.id(&frame_name(profile, frame))).collect(),
+                None => row.key.stack.frames.iter().map(|frame| id(&mut names, profile, frame)).collect(),
             });
             let function = if by_function && titles.is_none() { &*row.key.function } else { "" };
             let key = (names.id(&group), names.id(function), Arc::clone(chain));

@@ -365,7 +365,8 @@ impl<'a> Locations<'a> {
     fn line(&mut self, frame: &Frame, strings: &mut Strings) -> Option<proto::Line> {
         let name = naming::function_name(self.profile, frame)?;
         let function = (
-            strings.id(&name),
+            // pprof shortens names, but not return types.
+            strings.id(naming::without_return_type(&name)),
             strings.id(frame.system_name.as_deref().unwrap_or(&name)),
             strings.id(frame.file.as_deref().unwrap_or("")),
         );

@@ -273,3 +273,25 @@ fn many_processes_have_no_comments_of_their_own() {
     let back = crate::read::parse(&testing::written(&profile, "pprof")).expect("pprof");
     assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
 }
+
+/// pprof's tools shorten C++ names that begin with the function. A comparison with other files does not mind.
+#[test]
+fn names_of_templates_have_no_return_type() {
+    let full = "void shop::fill<int>(std::vector<int>&)";
+    let mut profile = testing::small().only_process(0);
+    for row in &mut profile.rows {
+        let rename = |frame: &mut Frame| {
+            if frame.function.as_deref() == Some("grow") {
+                (frame.function, frame.system_name) = (Some(full.into()), Some("_ZN4shop4fillIiEEvRSt6vectorIiE".into()));
+            }
+        };
+        row.key.stack = std::sync::Arc::new(row.key.stack.with_frames(&mut Default::default(), rename));
+    }
+    let message = encode(&profile);
+    let text = |id: i64| message.string_table[id as usize].as_str();
+    let names: Vec<[&str; 2]> = message.function.iter().map(|it| [text(it.name), text(it.system_name)]).collect();
+    assert!(names.contains(&["shop::fill<int>(std::vector<int>&)", "_ZN4shop4fillIiEEvRSt6vectorIiE"]), "{names:?}");
+    let read = crate::read::parse(&message.encode_to_vec()).expect("our own");
+    let found = crate::diff::diff(&profile, &read, &crate::diff::DiffOptions::default());
+    assert!(found.functions.iter().all(|it| it.figures.change.estimate.abs() < 1.0), "{:?}", found.functions);
+}

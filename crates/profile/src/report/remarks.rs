@@ -103,7 +103,8 @@ fn kinds(context: &Context) -> Vec<Vec<Remark>> {
     let unnamed = unnamed.filter_map(|(module, bytes)| Some((module.reason.as_deref()?.to_owned(), bytes)));
     kinds.push(unnamed.map(|(reason, bytes)| Remark::new(reason, bytes / all_bytes)).collect());
     let share = |note: &str| share_in(note).or_else(|| share_missing(profile, note));
-    kinds.push(profile.notes.iter().map(|note| Remark { text: note.clone(), share: share(note) }).collect());
+    let notes = profile.notes.iter().filter(|note| context.options.said.as_ref() != Some(note));
+    kinds.push(notes.map(|note| Remark { text: note.clone(), share: share(note) }).collect());
     kinds
 }
 

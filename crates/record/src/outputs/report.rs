@@ -27,6 +27,8 @@ pub struct Closing<'a> {
     pub snapshots: Option<(u64, PathBuf)>,
     /// Whether the recording was a service, whose profiles were available elsewhere all the time.
     pub is_service: bool,
+    /// A note of the profile that the user has already been told.
+    pub said: Option<String>,
 }
 
 impl Closing<'_> {
@@ -44,7 +46,7 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
         return;
     }
     let to_error = closing.takes_standard_output();
-    let Closing { files, snapshots, is_service, .. } = closing;
+    let Closing { files, snapshots, is_service, said, .. } = closing;
     let terminal = if to_error { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
     let options = ReportOptions {
         width: terminal::width().unwrap_or(100),
@@ -55,6 +57,7 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
         brief: true,
         confidence: write.confidence,
         files,
+        said,
         snapshots: snapshots.map(|(count, last)| (count, last.display().to_string())),
         ..ReportOptions::default()
     };
@@ -103,7 +106,8 @@ mod tests {
         ] {
             let outputs = [Output::new(output, formats::by_name("json").expect("known"), false)];
             let stats = stats.map(Path::new);
-            let closing = Closing { outputs: &outputs, stats, files: Vec::new(), snapshots: None, is_service: false };
+            let (files, snapshots, said) = Default::default();
+            let closing = Closing { outputs: &outputs, stats, files, snapshots, is_service: false, said };
             assert_eq!(closing.takes_standard_output(), taken, "{output} {stats:?}");
         }
     }

@@ -270,7 +270,7 @@ impl ActiveRecording {
             (exit_code, killed_by) = self.command.ended() => {
                 self.signals.command = None;
                 self.command.exit_code = exit_code;
-                self.session.unfinished.killed_by = killed_by;
+                self.session.unfinished.killed_by = killed_by.map(|signal| format!("the command was ended: {signal}"));
             }
             Some(request) = requests.recv() => self.session.unfinished.requests.push_back(request),
             // While a command runs, this signal is passed on to the command.
@@ -319,7 +319,8 @@ impl ActiveRecording {
         let stats = plan.outputs.stats.as_deref();
         let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
         let is_service = plan.keeps_running;
-        let closing = Closing { outputs, stats, files, snapshots: self.files.written(), is_service };
+        let said = self.session.unfinished.killed_by.clone();
+        let closing = Closing { outputs, stats, files, snapshots: self.files.written(), is_service, said };
         show_report(&made.profile, plan.display, options, closing);
         written?;
         accounted?;
@@ -328,9 +329,7 @@ impl ActiveRecording {
 
     /// Reports a command that a signal ended, or that runs on.
     fn report_command(&mut self) {
-        if let Some(signal) = &self.session.unfinished.killed_by {
-            say(format!("the command was ended: {signal}"));
-        }
+        self.session.unfinished.killed_by.iter().for_each(say);
         if let Some(pid) = self.command.running.as_mut().and_then(Running::still_runs) {
             say(format!("the command is still running (process {pid}); only the recording has ended"));
         }

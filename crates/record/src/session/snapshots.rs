@@ -125,7 +125,7 @@ impl Session {
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
         notes.extend((self.plan.sampling.live && processes.iter().any(is_hidden)).then(|| HIDDEN_IN_USE.to_owned()));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
-        notes.extend(self.unfinished.killed_by.iter().map(|signal| format!("the command was ended: {signal}")));
+        notes.extend(self.unfinished.killed_by.clone());
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
         let growth_since = self.recorder.heap.growth_since(cut.time_ns);

@@ -149,7 +149,7 @@ pub(super) struct Unfinished {
     pub(super) is_sleeping_set: bool,
     /// Why the recording had to end.
     pub(super) ended_early: Option<String>,
-    /// The signal that killed the command.
+    /// That a signal killed the command, and which one.
     pub(super) killed_by: Option<String>,
 }
 
