@@ -445,9 +445,10 @@ impl<L: ProbeLinks + Send + 'static> Hooks<L> {
         sites.filter(move |site| site.return_needed != frees).map(|site| site.kind)
     }
 
-    /// Number of files that are hooked by probes.
-    pub fn probed_files(&self) -> usize {
-        self.hooked.len()
+    /// Number of files with links, without those that serve only the process `but`.
+    pub fn probed_files(&self, but: Option<u32>) -> usize {
+        let files = self.links.keys().filter(|(_, pid)| pid.is_none() || *pid != but).map(|(key, _)| key);
+        files.collect::<HashSet<_>>().len()
     }
 
     /// Whether the sites of a file are in the kernel's table. Then its plan must not change.

@@ -208,12 +208,13 @@ const ALL: [u64; 4] = [MALLOC, THROWING, RETURN_SITE, FREE];
 fn a_file_is_linked_once_for_each_process() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let key = allocator(&mut hooks, "/libc.so.6");
-    assert_eq!(hooks.probed_files(), 0);
+    assert_eq!(hooks.probed_files(None), 0);
     assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
     assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Already);
+    assert_eq!([None, P, Q].map(|but| hooks.probed_files(but)), [1, 0, 1]);
     assert_eq!(world.hook(&mut hooks, key, Q).expect("links"), Hooked::Now);
     assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (Q, ALL.to_vec())]);
-    assert_eq!((hooks.probed_files(), world.sites.0.len()), (1, 3), "one set of sites serves both");
+    assert_eq!((hooks.probed_files(P), world.sites.0.len()), (1, 3), "one set of sites serves both");
     assert_eq!(hooks.functions, [1, 2, 3]);
     assert_eq!(hooks.shared_since(key), None, "each link serves one process");
     hooks.release(10);
@@ -436,7 +437,7 @@ fn only_examined_files_with_an_allocator_are_hooked() {
     assert!(matches!(&error, HookError::Unfit { path, .. } if path == "/go"), "{error}");
     let other = FileKey::of(&tempfile::tempfile().expect("a file")).expect("stat");
     assert_eq!(world.hook(&mut hooks, other, P).expect("nothing to do"), Hooked::Already);
-    assert_eq!((world.kernel.attempts.get(), hooks.probed_files()), (0, 0));
+    assert_eq!((world.kernel.attempts.get(), hooks.probed_files(None)), (0, 0));
 }
 
 #[test]

@@ -264,9 +264,11 @@ impl Session {
 
     /// Describes how the targets are counted.
     fn describe_hooks(&self) -> String {
-        let files = self.attaching.hooks.probed_files();
+        let takes_in = self.attaching.takes_in();
+        // A command's probes serve it up to its entry point only.
+        let files = self.attaching.hooks.probed_files(self.attaching.held.filter(|_| takes_in));
         let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
-        match (self.attaching.takes_in(), files.as_str()) {
+        match (takes_in, files.as_str()) {
             (true, "0 allocator files") => "counted from inside".to_owned(),
             (true, files) => format!("counted from inside, and by probes in {files}"),
             (false, files) => format!("counted by probes in {files}"),
