@@ -165,6 +165,13 @@ impl OverheadController {
         self.looks.last = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
     }
 
+    /// Notes what was used up to now if no budget is kept, only to show it.
+    pub fn watch(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) {
+        let Some(costs) = self.costs.filter(|_| self.budget.is_none() && !self.automatic) else { return };
+        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        self.looks.share = Some(now.since(&std::mem::replace(&mut self.looks.last, now)).share(&costs));
+    }
+
     /// Notes what was used up to a check now.
     fn note_share(&mut self, used: &Use, costs: &ProbeCosts, now_ns: u64) {
         let share = used.share(costs);

@@ -67,9 +67,15 @@ impl Load {
 }
 
 #[test]
-fn without_budget_nothing_is_looked_at() {
-    let controller = controller(None, false);
-    assert_eq!(controller.next_ns(), None);
+fn without_budget_nothing_is_looked_at_but_the_share_is_known() {
+    let mut controller = controller(None, false);
+    assert_eq!((controller.next_ns(), controller.share()), (None, None));
+    // Pairs take 1.2 µs.
+    controller.begin(3.0, SECOND);
+    controller.watch(&counters(100_000), 4.0, 2 * SECOND);
+    assert!((controller.share().unwrap() - 0.12).abs() < 1e-9, "{:?}", controller.share());
+    controller.watch(&counters(100_000), 5.0, 3 * SECOND);
+    assert_eq!(controller.share(), Some(0.0));
     assert!(controller.notes.is_empty());
 }
 

@@ -143,6 +143,8 @@ impl Session {
         let counted = self.counts();
         let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
         self.learn_costs(&counts, &total);
+        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        self.overhead.controller.watch(&total, cpu_seconds, begun);
         let processes = self.host.processes();
         let (controller, attaching) = (&self.overhead.controller, &self.attaching);
         let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
