@@ -5,6 +5,7 @@ use std::sync::Arc;
 use heapbpf_attach::inline::crashes::{self, Blamed, Crash, signal_name};
 use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::process::NO_USER;
 use heapbpf_inline::fault::Place;
 use heapbpf_kernel::generations::threads;
 use sampler_ebpf::abi::{CrashRecord, ProcessKey};
@@ -31,10 +32,11 @@ impl Attaching {
         let pid = crash.process.tgid;
         let program = host.processes().at(pid, crash.time_ns).map(|generation| &generation.info);
         let [comm, exe] = program.map(|info| [&info.comm, &info.exe].map(Arc::clone)).unwrap_or_default();
+        let user = program.map_or(NO_USER, |info| info.uid);
         let what = format!("{} {}", signal_name(crash.signal), self.place_of(&blamed));
         let died = format!("process {pid} ({comm}) died of {what}");
         match &mut self.tripped {
-            None => self.trip(crash.process, &died, host),
+            None => self.trip((crash.process, user), &died, host),
             // The kernel may report it twice.
             Some(tripped) if tripped.last == crash.process => return,
             Some(tripped) => {
@@ -53,8 +55,8 @@ impl Attaching {
         }
     }
 
-    /// Takes the inline hooks out of all processes because one died of them, and reports it.
-    fn trip(&mut self, process: ProcessKey, died: &str, host: &mut Host) {
+    /// Takes the inline hooks out of all processes because one, of this user, died of them, and reports it.
+    fn trip(&mut self, (process, user): (ProcessKey, u32), died: &str, host: &mut Host) {
         let now_ns = monotonic_ns();
         // Up to now they were counted.
         if let Ok(threads) = threads(self.programs.process_iterator_link()) {
@@ -75,7 +77,7 @@ impl Attaching {
         let remark = format!(
             "{died}: inline hooks are removed from all processes; {others} no longer counted, and no process gets inline hooks from now on{at_rest}"
         );
-        log::warn!("{remark}; please report this");
+        log::warn!("{remark}; please report this{}", if_on_purpose(user));
         self.tripped = Some(Tripped { remark, at_ns: now_ns, last: process });
     }
 
@@ -87,5 +89,24 @@ impl Attaching {
                 format!("in a page of {path} that inline hooks had replaced (offset {offset:#x})")
             }
         }
+    }
+}
+
+/// What to do if a user made a program die of its hooks on purpose, which ends them for everyone. Root need not.
+fn if_on_purpose(user: u32) -> String {
+    match user {
+        0 | NO_USER => String::new(),
+        user => format!(", or write `never-inline user {user}` into /etc/heapbpf.conf if this user did it on purpose"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_have_done_it_on_purpose_is_named() {
+        assert_eq!([0, NO_USER].map(if_on_purpose), ["", ""]);
+        assert!(if_on_purpose(1000).contains("`never-inline user 1000`"));
     }
 }
