@@ -149,6 +149,7 @@ const ROWS: &[Row] = &[
     case("crash", "company/inline_breaker", "a_fault_in_code_of_ours_ends_all_inline_hooks"),
     case("hostile", "company/hostile", "counts_that_are_rewritten_by_their_owner_harm_nobody_else"),
     case("unread", "host/reader_thread", "tests::threads_that_do_not_come_back_are_few_and_count_no_more_once_they_do"),
+    case("unserved", "host/open", "tests::a_file_whose_server_never_answers_is_not_opened"),
     case("names", "company/hostile", "a_name_that_takes_for_ever_to_demangle_holds_nothing_up"),
     case("metrics", "company/names", "metrics_do_not_wait_for_names_nor_do_profiles_pile_up"),
     case("forgotten", "alone/whole_host", "programs_that_never_come_again_are_forgotten"),

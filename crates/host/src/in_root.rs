@@ -21,6 +21,8 @@ pub fn other_root(pid: u32) -> Option<PathBuf> {
 pub enum Links {
     /// They are followed, but cannot lead outside the root.
     Inside,
+    /// The same, and nothing may lead to another mount (`EXDEV`): its server may not answer (FUSE).
+    OneMount,
     /// A path that contains one is refused.
     Refused,
     /// They are followed; a path that leads out of the root by one, by `..` or by a leading `/` is refused (`EXDEV`).
@@ -28,12 +30,12 @@ pub enum Links {
 }
 
 /// Opens the regular file `path` for reading, as a process with the root directory `root` would. Symbolic links cannot
-/// leave the root, and a leading `/` means `root`. Devices and FIFOs are not opened.
+/// leave the root, and a leading `/` means `root`. Devices, FIFOs and files on other mounts are not opened.
 ///
 /// # Errors
 /// Errors of open(2) and openat2(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open(root: &Path, path: &Path) -> io::Result<File> {
-    open_regular(&find(root, path, Links::Inside)?)
+    open_regular(&find(root, path, Links::OneMount)?)
 }
 
 /// Returns a handle (`O_PATH`) to what is at `path` below `root`, without opening it.
@@ -44,6 +46,7 @@ pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
     let resolve = match links {
         Links::Inside => ResolveFlags::IN_ROOT,
+        Links::OneMount => ResolveFlags::IN_ROOT | ResolveFlags::NO_XDEV,
         Links::Refused => ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS,
         Links::Beneath => ResolveFlags::BENEATH,
     };
@@ -86,9 +89,30 @@ pub fn open_regular(handle: &File) -> io::Result<File> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use std::time::Duration;
+
+    use heapbpf_testing::silent::mount_silent;
+    use heapbpf_testing::skipped;
     use rustix::fs::{CWD, FileType, mknodat};
 
     use super::*;
+    use crate::reader_thread::ReaderThread;
+
+    #[test]
+    fn no_mount_below_a_root_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mount = dir.path().join("usr");
+        std::fs::create_dir(&mount).expect("our own directory");
+        let _server = match mount_silent(&mount) {
+            Ok(server) => server,
+            Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
+        };
+        let root = dir.path().to_owned();
+        let opened = ReaderThread::default()
+            .ask("open", Duration::from_secs(60), move || open(&root, Path::new("/usr/lib/debug/x")))
+            .expect("nobody waits for the server");
+        assert_eq!(opened.expect_err("it is on another mount").raw_os_error(), Some(libc::EXDEV));
+    }
 
     #[test]
     fn a_tree_of_links_stays_inside_and_only_regular_files_are_opened() {

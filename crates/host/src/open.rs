@@ -111,7 +111,7 @@ pub struct Opened {
 /// # Errors
 /// The most informative reason of the failed attempts.
 pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
-    if may_block(map) {
+    if may_block(map.pid, map.device) {
         return Err(Unreadable::Blocking);
     }
     let pid = map.pid;
@@ -139,6 +139,20 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         }
     }
     Err(reason)
+}
+
+/// Opens the regular file that a link in a process's directory in `/proc` leads to, unless a process serves its file
+/// system (FUSE).
+///
+/// # Errors
+/// Errors of open(2) and statx(2); [`Unreadable::Blocking`].
+pub fn open_unserved(pid: u32, link: &Path) -> io::Result<File> {
+    let handle = in_root::find_own(link)?;
+    let found = statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
+    if may_block(pid, Device { major: found.stx_dev_major, minor: found.stx_dev_minor }) {
+        return Err(io::Error::other(Unreadable::Blocking));
+    }
+    in_root::open_regular(&handle)
 }
 
 /// The kernel's link to the file of exactly this mapping.
@@ -315,17 +329,17 @@ fn generation(file: &File) -> Option<u64> {
     (result == 0).then_some(u64::from(version as u32))
 }
 
-/// Whether the mapping's file is on a file system that a process serves (FUSE). These have a device number with major
+/// Whether a file of a process is on a file system that a process serves (FUSE). These have a device number with major
 /// 0; their type is in the process's mount table.
-fn may_block(map: &MapEvent) -> bool {
-    if map.device.major != 0 {
+fn may_block(pid: u32, device: Device) -> bool {
+    if device.major != 0 {
         return false;
     }
-    let tables = [format!("/proc/{}/mountinfo", map.pid), "/proc/self/mountinfo".to_owned()];
+    let tables = [format!("/proc/{pid}/mountinfo"), "/proc/self/mountinfo".to_owned()];
     tables
         .iter()
         .filter_map(|table| std::fs::read(table).ok())
-        .find_map(|table| is_fuse(&table, map.device))
+        .find_map(|table| is_fuse(&table, device))
         .unwrap_or(false)
 }
 
@@ -342,10 +356,14 @@ fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use heapbpf_testing::silent::mount_silent;
     use heapbpf_testing::skipped;
 
     use super::*;
     use crate::proc_maps;
+    use crate::reader_thread::ReaderThread;
 
     #[test]
     fn mount_tables() {
@@ -355,6 +373,22 @@ mod tests {
         assert_eq!(is_fuse(table, Device { major: 0, minor: 52 }), Some(true));
         assert_eq!(is_fuse(table, Device { major: 0, minor: 53 }), Some(false));
         assert_eq!(is_fuse(table, Device { major: 0, minor: 54 }), None);
+    }
+
+    #[test]
+    fn a_file_whose_server_never_answers_is_not_opened() {
+        let own = std::process::id();
+        assert!(open_unserved(own, Path::new("/proc/self/exe")).is_ok());
+        let dir = tempfile::tempdir().expect("a directory");
+        let _server = match mount_silent(dir.path()) {
+            Ok(server) => server,
+            Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
+        };
+        let (thread, path) = (rustix::thread::gettid(), dir.path().to_owned());
+        let open = move || open_unserved(thread.as_raw_nonzero().get().unsigned_abs(), &path);
+        let opened = ReaderThread::default().ask("open", Duration::from_secs(60), open);
+        let error = opened.expect("nobody waits for the server").expect_err("it is not opened");
+        assert!(error.to_string().contains("FUSE"), "{error}");
     }
 
     fn mapping_of(path: &Path) -> MapEvent {

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Maximum number of threads for work that mostly waits.
 const MOST_WAITING: usize = 32;
@@ -137,6 +138,13 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
         self.note(done)
     }
 
+    /// The same, but waits until `end` at most.
+    pub fn wait_until(&mut self, end: Instant) -> Option<Done<K, T>> {
+        let limit = end.saturating_duration_since(Instant::now());
+        let done = if self.under_way.is_empty() { None } else { self.done.1.recv_timeout(limit).ok() };
+        self.note(done)
+    }
+
     fn note(&mut self, done: Option<Done<K, T>>) -> Option<Done<K, T>> {
         done.inspect(|(key, _)| _ = self.under_way.remove(key))
     }
@@ -174,9 +182,12 @@ mod tests {
         assert!(aside.begin(2, || panic!("as a hostile file may make it")));
         assert!(aside.begin(3, || 30));
         assert_eq!((aside.next_done(), aside.under_way().len()), (None, 3), "the first still waits");
+        assert_eq!((aside.wait_until(Instant::now()), aside.under_way().len()), (None, 3), "and is not waited for");
         go.send(()).unwrap();
-        let done = [aside.wait(), aside.wait(), aside.wait()];
+        let later = Instant::now() + std::time::Duration::from_secs(600);
+        let done = [aside.wait_until(later), aside.wait(), aside.wait()];
         assert_eq!(done, [Some((1, Some(10))), Some((2, None)), Some((3, Some(30)))]);
+        assert_eq!(aside.wait_until(later), None, "nothing is under way");
         assert!(aside.under_way().is_empty() && aside.wait().is_none());
         assert!(aside.begin(1, || 11), "the key is free again");
         assert_eq!(aside.wait(), Some((1, Some(11))));

@@ -30,8 +30,6 @@ const OVERLAP: usize = 16;
 const MAX_LOOKS: usize = 4;
 /// More than the size of a signal frame with all existing vector registers.
 const MAX_FRAME_BYTES: u64 = 16 << 10;
-/// Class and machine in the ELF header of a 64-bit program for x86-64.
-const ELF_NATIVE: (u8, u16) = (2, 62);
 
 impl FileId {
     /// The file of exactly this mapping.
@@ -286,12 +284,19 @@ pub(crate) fn traced_by(tid: u32) -> Refusal {
     if is_heapbpf { Refusal::Heapbpf(tracer) } else { Refusal::Traced(tracer) }
 }
 
+/// Checks by the auxiliary vector that a process runs a 64-bit program. The program's file is not read, because its
+/// server may not answer.
 fn check_program(pid: u32) -> Result<(), Refusal> {
-    let mut header = [0; 20];
-    let read = File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut header));
+    let mut word = [0; 8];
+    let read = File::open(format!("/proc/{pid}/auxv")).and_then(|mut vector| vector.read(&mut word));
     read.map_err(|error| gone(pid, "its program", error))?;
-    let native = (header[4], u16::from_le_bytes([header[18], header[19]])) == ELF_NATIVE;
-    if native { Ok(()) } else { Err(Refusal::NotNative) }
+    match u64::from_le_bytes(word) {
+        // It has no memory any more, or is in the middle of an exec.
+        0 => Err(Refusal::Ended),
+        // A 32-bit program has two numbers there.
+        name if name >> 32 != 0 => Err(Refusal::NotNative),
+        _ => Ok(()),
+    }
 }
 
 /// Checks each thread, because a single one may forbid a stop. Returns which threads have a seccomp filter.

@@ -66,7 +66,8 @@ pub fn find(
     )
 }
 
-/// Opens a candidate, below another root if one is given. A file below another root belongs to a target.
+/// Opens a candidate, below another root if one is given. A file below another root belongs to a target, which may have
+/// mounted a file system there whose server never answers.
 pub fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     let Some(root) = root else { return open(path, is_trusted) };
     let file = in_root::open(root, &path).ok()?;
@@ -105,7 +106,7 @@ fn has_symbols(elf: &Elf) -> bool {
     [".symtab", ".debug_info", ".debug_line"].iter().any(|name| elf.section(name).is_some())
 }
 
-/// Opens an ELF file. Never blocks.
+/// Opens an ELF file.
 pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     // A target may have chosen the name. It must not make heapbpf block on a FIFO or open a device.
     let file = in_root::open_own(&path).ok()?;

@@ -48,6 +48,14 @@ pub enum PerfMapError {
     },
 }
 
+impl PerfMapError {
+    /// Neither its content nor an error came in time.
+    #[must_use]
+    pub fn unanswered(namespace_pid: u32) -> Self {
+        Self::Refused { path: path_of(namespace_pid), what: "its file system does not answer" }
+    }
+}
+
 /// A parsed perf map.
 #[derive(Clone, Debug, Default)]
 pub struct PerfMap {

@@ -22,6 +22,9 @@ pub mod grpc;
 #[cfg(feature = "own-process")]
 #[allow(unsafe_code)]
 pub mod own_process;
+#[cfg(feature = "silent")]
+#[allow(unsafe_code)]
+pub mod silent;
 
 use std::fmt::Display;
 use std::fs::File;

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use heapbpf_host::open::open_unserved;
 use heapbpf_inline::fault::{Layout, Place, SIGBUS, SIGILL, SIGSEGV, SIGTRAP};
 use sampler_ebpf::abi::CrashRecord;
 
@@ -30,9 +31,10 @@ pub struct Builds {
 }
 
 impl Builds {
-    /// The build IDs of a process's executable and of its allocator's `file`. `None` if either has none.
+    /// The build IDs of a process's executable and of its allocator's `file`. `None` if either has none, or if a
+    /// process serves the executable's file system.
     pub fn of(pid: u32, file: &File) -> Option<Self> {
-        let exe = File::open(format!("/proc/{pid}/exe")).ok()?;
+        let exe = open_unserved(pid, format!("/proc/{pid}/exe").as_ref()).ok()?;
         let [exe, allocator] = [&exe, file].map(|file| {
             let id = heapbpf_elf::build_id::of(file)?;
             Some(id.iter().map(|byte| format!("{byte:02x}")).collect())

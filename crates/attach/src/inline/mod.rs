@@ -61,6 +61,9 @@ pub use self::waits::{Level, Levels};
 use crate::content::Content;
 use crate::files::{ExaminedFiles, FileKey};
 
+/// How long the end of a recording waits for processes that are being prepared.
+const LONGEST_PREPARATION: Duration = Duration::from_secs(10);
+
 /// How the calls of an allocator in a process are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
@@ -398,9 +401,15 @@ impl InlineHooks {
     pub fn release_all(&mut self) {
         self.end_waits();
         self.aside.skip_optional();
-        while let Some(done) = self.aside.wait() {
+        let end = Instant::now() + LONGEST_PREPARATION;
+        while let Some(done) = self.aside.wait_until(end) {
             self.take_over(done);
         }
+        for (process, _) in self.aside.under_way() {
+            log::warn!("process {}: reading its files takes too long; what was mapped into it stays", process.tgid);
+        }
+        // No jump leads to what that thread may still map.
+        self.aside = Aside::new("prepare");
         self.undo_prepared();
         self.counted.release_all();
     }

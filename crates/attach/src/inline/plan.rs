@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
-use heapbpf_host::in_root::open_own;
+use heapbpf_host::open::open_unserved;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, Totals, mapped_bytes};
 use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, WantedFunction, reaches};
 use heapbpf_probes::InlineSlot;
@@ -173,7 +173,8 @@ fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
 }
 
 /// The files that a symbol lookup in the target searches before the allocator's file: those that the loader loaded
-/// earlier. If its list cannot be read, all other files. `None` stands for a file that cannot be opened.
+/// earlier. If its list cannot be read, all other files. `None` stands for a file that cannot be opened, or
+/// whose file system is served by a process.
 pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> Vec<Option<File>> {
     let mut seen = HashSet::new();
     let listed = dynamic_sections(target.pid().unsigned_abs(), word);
@@ -189,7 +190,7 @@ pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> V
         .filter(|mapping| !is_own(mapping) && seen.insert((mapping.device.as_str(), mapping.inode)));
     let open = |mapping: &Mapping| {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
-        open_own(path.as_ref()).ok()
+        open_unserved(target.pid().unsigned_abs(), path.as_ref()).ok()
     };
     others.map(open).collect()
 }

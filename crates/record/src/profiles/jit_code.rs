@@ -6,13 +6,19 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use heapbpf_host::reader_thread::{NoAnswer, ReaderThread};
 use heapbpf_symbols::perf_map::{Limits, PerfMap, PerfMapError};
 use sampler_ebpf::abi::ProcessKey;
 
 /// Maximum number of processes whose perf maps are kept open.
 const MOST_OPEN: usize = 512;
+/// How long a perf map may take to be opened, and to be read: its file system may be served by a process that does not
+/// answer.
+const OPENED_WITHIN: Duration = Duration::from_secs(2);
+const READ_WITHIN: Duration = Duration::from_secs(30);
 
 /// Where to look for a process's perf map.
 #[derive(Clone, Copy, Debug)]
@@ -27,68 +33,77 @@ pub struct JitCode {
     pub started: Option<SystemTime>,
 }
 
-/// The file kept open for a process, for use after it exits.
+/// What is kept for a process.
+#[derive(Clone)]
 enum Kept {
-    /// Its perf map.
-    Map(File),
+    /// Its perf map, open for use after it exits.
+    Map(Arc<File>),
     /// Its root directory, to search again, as there was no perf map yet.
-    Root(File),
+    Root(Arc<File>),
+    /// Nothing, because a file server did not answer.
+    Unanswered,
 }
 
 /// Perf maps kept open, by process.
 #[derive(Default)]
-pub struct JitCodeMaps(HashMap<ProcessKey, Kept>);
+pub struct JitCodeMaps {
+    kept: HashMap<ProcessKey, Kept>,
+    reader: ReaderThread,
+}
 
 impl JitCodeMaps {
     /// Opens the perf map of a process that was seen to run JIT code.
     pub fn open(&mut self, process: ProcessKey, code: JitCode) {
-        if self.0.contains_key(&process) || self.0.len() >= MOST_OPEN {
+        if self.kept.contains_key(&process) || self.kept.len() >= MOST_OPEN {
             return;
         }
-        let root = root_of(code);
-        let kept = match PerfMap::open(&root, code.namespace_pid, code.owner) {
-            Ok(map) => Some(Kept::Map(map)),
-            Err(PerfMapError::Refused { .. }) => None,
-            Err(PerfMapError::Io { .. }) => {
-                OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(root).map(Kept::Root).ok()
+        let open = move || {
+            let root = root_of(code);
+            match PerfMap::open(&root, code.namespace_pid, code.owner) {
+                Ok(map) => Some(Kept::Map(Arc::new(map))),
+                Err(PerfMapError::Refused { .. }) => None,
+                Err(PerfMapError::Io { .. }) => {
+                    let root = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(root);
+                    root.map(|root| Kept::Root(Arc::new(root))).ok()
+                }
             }
         };
-        if let Some(kept) = kept {
-            self.0.insert(process, kept);
-        }
+        let kept = self.reader.ask("perf-map", OPENED_WITHIN, open).unwrap_or(Some(Kept::Unanswered));
+        self.kept.extend(kept.map(|kept| (process, kept)));
     }
 
     /// Keeps an open file as if it were the perf map found for a process.
     #[cfg(test)]
     pub(super) fn keep(&mut self, process: ProcessKey, map: File) {
-        self.0.insert(process, Kept::Map(map));
+        self.kept.insert(process, Kept::Map(Arc::new(map)));
     }
 
     /// Reads the current names of a process's JIT code.
     ///
     /// # Errors
     /// The map cannot be found or read, or is refused.
-    pub fn read(&self, process: ProcessKey, code: JitCode) -> Result<PerfMap, PerfMapError> {
-        let find = |root: &Path| PerfMap::open(root, code.namespace_pid, code.owner);
-        let opened;
-        let file = match self.0.get(&process) {
-            Some(Kept::Map(file)) => file,
-            Some(Kept::Root(root)) => {
-                opened = find(Path::new(&format!("/proc/self/fd/{}", root.as_raw_fd())))?;
-                &opened
-            }
-            None => {
-                opened = find(&root_of(code)).or_else(|error| left_behind(code).ok_or(error))?;
-                &opened
-            }
+    pub fn read(&mut self, process: ProcessKey, code: JitCode) -> Result<PerfMap, PerfMapError> {
+        let kept = self.kept.get(&process).cloned();
+        let read = move || {
+            let find = |root: &Path| PerfMap::open(root, code.namespace_pid, code.owner).map(Arc::new);
+            let file = match kept {
+                Some(Kept::Map(file)) => file,
+                Some(Kept::Root(root)) => find(Path::new(&format!("/proc/self/fd/{}", root.as_raw_fd())))?,
+                Some(Kept::Unanswered) => return Err(PerfMapError::unanswered(code.namespace_pid)),
+                None => find(&root_of(code)).or_else(|error| left_behind(code).map(Arc::new).ok_or(error))?,
+            };
+            PerfMap::read(&file, code.namespace_pid, Limits::default())
         };
-        PerfMap::read(file, code.namespace_pid, Limits::default())
+        self.reader.ask("perf-map", READ_WITHIN, read).unwrap_or_else(|NoAnswer| {
+            self.kept.insert(process, Kept::Unanswered);
+            Err(PerfMapError::unanswered(code.namespace_pid))
+        })
     }
 
     /// Closes the files of processes whose figures have been moved to the overflow bucket.
     pub fn close<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
         for process in processes {
-            self.0.remove(process);
+            self.kept.remove(process);
         }
     }
 }
@@ -105,4 +120,28 @@ fn left_behind(code: JitCode) -> Option<File> {
 
 fn root_of(code: JitCode) -> PathBuf {
     PathBuf::from(format!("/proc/{}/root", code.pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_testing::silent::mount_silent;
+    use heapbpf_testing::skipped;
+
+    use super::*;
+
+    #[test]
+    fn a_perf_map_whose_server_never_answers_is_waited_for_once() {
+        // No other thread sees this.
+        let _server = match mount_silent(Path::new("/tmp")) {
+            Ok(server) => server,
+            Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
+        };
+        let pid = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let code = JitCode { pid, namespace_pid: pid, owner: 0, started: None };
+        let (mut maps, process) = (JitCodeMaps::default(), ProcessKey { tgid: pid, ..ProcessKey::default() });
+        maps.open(process, code);
+        assert!(matches!(maps.kept.get(&process), Some(Kept::Unanswered)));
+        let error = maps.read(process, code).expect_err("there is none");
+        assert!(error.to_string().ends_with("its file system does not answer"), "{error}");
+    }
 }
