@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use heapbpf_tests::checks;
-use heapbpf_tests::environment::{libc_file, turn};
+use heapbpf_tests::environment::{libc_file, skipped, tool_or_install, turn};
 use heapbpf_tests::inline::{hooked_processes, is_hooked};
 use heapbpf_tests::others::Beside;
 use heapbpf_tests::program::program;
@@ -178,10 +178,19 @@ fn bystanders_see_files_as_they_are() {
     let pid = busy.0.id().to_string();
     let begin = |options: &[&str]| Recorder::new().interval(512 << 10).flags(options).start();
     let ways: [&[&str]; 3] = [&["--pid", &pid], &["--all"], &["--comm=python3"]];
+    let valgrind = tool_or_install("valgrind", "valgrind");
+    if valgrind.is_none() {
+        skipped("bystanders_see_files_as_they_are", "no valgrind");
+    }
     for way in ways {
         let recording = begin(way);
         until("the busy process is hooked", || is_hooked(busy.0.id()));
         assert!(is_as_its_file(), "{way:?}");
+        // A breakpoint in the code that it translates would end it.
+        if let Some(valgrind) = &valgrind {
+            let status = Command::new(valgrind).args(["-q", "--tool=none", "/bin/true"]).status();
+            assert!(status.expect("it runs").success(), "{way:?}");
+        }
         recording.stop();
     }
     let recording = begin(&["--all", "--hook=probe"]);
