@@ -66,7 +66,8 @@ impl RecordPlan {
     /// The only option because of which probes count where processes could be hooked inline. `None` if there is none.
     pub fn asks_for_probes(&self) -> Option<&'static str> {
         let by_size = (self.sampling.criterion == Criterion::SizeClass).then_some("--criterion size-class");
-        match (self.kernel.hook, by_size) {
+        let at_exec = self.targets.from_first_call.then_some("--follow=exec");
+        match (self.kernel.hook, by_size.or(at_exec)) {
             _ if self.kernel.no_inline.is_some() => None,
             (Hook::Probe, None) => Some("--hook probe"),
             (Hook::Auto, option) => option,
@@ -105,6 +106,8 @@ pub struct Targets {
     pub command: Vec<OsString>,
     /// Whether children of targets are profiled too.
     pub follow: bool,
+    /// Whether programs that children execute are counted from their first call, by links that serve every process.
+    pub from_first_call: bool,
     /// Custom allocators that the user described.
     pub allocators: Vec<CustomAllocator>,
     /// Whether Python's own object allocator is counted.

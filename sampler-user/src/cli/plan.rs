@@ -32,7 +32,7 @@ use super::allocators;
 use super::error::PlanError;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
-use super::values::{Interval, Overhead, YesNoArg};
+use super::values::{FollowArg, Interval, Overhead, YesNoArg};
 use super::{frames, pipelines};
 use crate::run::RunPlan;
 
@@ -72,6 +72,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
         running,
         command: args.target.command.clone(),
         follow: !args.target.no_follow,
+        from_first_call: args.target.follow == Some(FollowArg::Exec),
         allocators,
         objects: args.target.python_objects,
     };
@@ -162,11 +163,14 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
 
 /// Checks that inline hooks support the requested options.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
-    if args.sampling.criterion == Criterion::SizeClass {
-        let refusal = "only one interval for all sizes is supported: leave --criterion size-class out";
-        return Err(PlanError::Usage(format!("--hook inline: {refusal}")));
-    }
-    Ok(())
+    let refusal = if args.sampling.criterion == Criterion::SizeClass {
+        "only one interval for all sizes is supported: leave --criterion size-class out"
+    } else if args.target.follow == Some(FollowArg::Exec) {
+        "only probes count what children execute from its first call: leave --follow=exec out"
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Usage(format!("--hook inline: {refusal}")))
 }
 
 /// Checks options against the system: what it forbids, and files that cannot be read or written.
@@ -384,6 +388,7 @@ mod tests {
             (&["--all", "--no-live", "--snapshot", "peak"], "--no-live"),
             (&["--all", "--snapshot", "limit"], "name one with -o"),
             (&["--all", "--lossless", "--hook", "probe"], "--hook"),
+            (&["--all", "--hook", "inline", "--follow=exec"], "leave --follow=exec out"),
             (&["--all", "--hook", "usdt", "-i", "4096"], "leave -i out"),
             (&["--all", "--hook", "usdt", "--criterion", "allocations"], "leave --criterion out"),
             (&["--all", "--hook", "usdt", "--alloc", "a.so:f(size=arg0)->ret"], "leave --alloc out"),
@@ -400,6 +405,19 @@ mod tests {
             let (message, status) = refusal(words);
             assert!(message.contains(part), "{words:?}: {message}");
             assert_eq!(status, 2, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_word_about_children_counts() {
+        for (words, follow, no_follow) in [
+            (&["--follow"][..], Some(FollowArg::Entry), false),
+            (&["--no-follow", "--follow=exec"], Some(FollowArg::Exec), false),
+            (&["--follow=exec", "--no-follow"], None, true),
+        ] {
+            let words = [&["heapbpf", "--all"], words].concat();
+            let target = Cli::try_parse_from(&words).unwrap().record.target;
+            assert_eq!((target.follow, target.no_follow), (follow, no_follow), "{words:?}");
         }
     }
 

@@ -15,7 +15,7 @@ use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 
 use super::values::{
-    self, ForcedLink, Interval, Moment, OutputFile, Overhead, YesNoArg, parse_confidence, parse_duration,
+    self, FollowArg, ForcedLink, Interval, Moment, OutputFile, Overhead, YesNoArg, parse_confidence, parse_duration,
     parse_interval, parse_listen, parse_moment, parse_overhead, parse_pid, parse_seed, parse_size,
 };
 
@@ -70,8 +70,8 @@ pub struct TargetArgs {
     #[arg(long, value_name = "ID", conflicts_with = "cgroup", help_heading = "Target")]
     pub container: Option<String>,
     /// Also profile children of these processes, earlier and later ones, and what they execute (default)
-    #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
-    pub follow: bool,
+    #[arg(long, value_enum, value_name = "FROM", num_args = 0..=1, require_equals = true, default_missing_value = "entry", overrides_with = "no_follow", help_heading = "Target")]
+    pub follow: Option<FollowArg>,
     /// Leave children out (with --hook probe and at most eight --pid, other processes are then not slowed)
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,

@@ -99,6 +99,7 @@ mod tests {
             running: Vec::new(),
             command: args.command,
             follow: true,
+            from_first_call: false,
             allocators: Vec::new(),
             objects: heapbpf_record::plan::PythonObjects::Inline,
         };

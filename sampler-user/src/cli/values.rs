@@ -227,6 +227,15 @@ pub enum YesNoArg {
     No,
 }
 
+/// From when on programs that children execute are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FollowArg {
+    /// From their entry point, or as soon as possible
+    Entry,
+    /// From their first call, by probes that serve every process, so that others pay, too
+    Exec,
+}
+
 /// What is drawn of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlotArg {

@@ -374,6 +374,19 @@ fn chains_are_reported(case: &str, rounds: usize) {
     eprintln!("{missed} of {} programs were missed, and told", rounds * PROGRAMS);
 }
 
+/// Probes that serve every process are in place before each exec.
+#[test]
+fn with_follow_exec_every_program_of_a_chain_is_counted() {
+    const PROGRAMS: usize = 20;
+    let Some(_turn) = turn("with_follow_exec_every_program_of_a_chain_is_counted") else { return };
+    let words = [PROGRAMS.to_string(), "100".to_owned()];
+    let recorder = Recorder::new().interval(1).flag("--follow=exec");
+    let outcome = recorder.command(&program("chain"), &words).start().ends();
+    assert!(outcome.status.success(), "{}", outcome.stderr);
+    let (profile, _) = outcome.results();
+    assert_eq!(profile.processes.len(), PROGRAMS, "{:?}", profile.notes);
+}
+
 /// Tests of the long set.
 mod long {
     use super::*;

@@ -178,6 +178,8 @@ fn what_others_pay_for_probes_is_said_at_the_start() {
     assert!(says(&of_all) && of_all.contains("SIGTRAP"), "{of_all}");
     let alone = messages_of(Recorder::of(target.pid(), 4096).option("--hook", "probe").flag("--no-follow"));
     assert!(!says(&alone), "{alone}");
+    let first = messages_of(Recorder::of(target.pid(), 4096).flag("--follow=exec"));
+    assert!(says(&first) && first.contains("they do not work with --follow=exec"), "{first}");
     let inline = messages_of(Recorder::new().option("--comm", "others-pay"));
     assert!(!says(&inline), "{inline}");
 }

@@ -65,6 +65,7 @@ impl Attaching {
         }
         let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let have_children = command.is_some()
+            || targets.from_first_call
             || pids.iter().any(|pid| Stat::read(*pid).is_ok_and(|stat| stat.had_children))
             || descendants(&pids).is_ok_and(|descendants| !descendants.is_empty());
         let links_one_process = self.programs.links_one_process;

@@ -257,7 +257,8 @@ impl Attaching {
         for (pid, work) in probed {
             let ignored = if self.global && !targets.name(pid) { syscall_work::TRACED } else { 0 };
             if let Some(why) = forbid_probes(pid, work & !ignored) {
-                bail!("process {pid} must not be probed: {why}; without --hook probe, heapbpf leaves it alone");
+                let option = if targets.from_first_call { "--follow=exec" } else { "--hook probe" };
+                bail!("process {pid} must not be probed: {why}; without {option}, heapbpf leaves it alone");
             }
             if work & ignored != 0 {
                 seen.push(pid.to_string());
