@@ -328,7 +328,7 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
     if process.without_memory {
         return Err(TargetError::WithoutMemory { pid, comm: process.comm });
     }
-    match fs::metadata(format!("/proc/{pid}/exe")) {
+    match fs::read_link(format!("/proc/{pid}/exe")) {
         Err(source) if source.kind() == io::ErrorKind::PermissionDenied => Err(TargetError::Denied { pid, source }),
         _ => Ok(process),
     }

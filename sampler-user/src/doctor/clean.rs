@@ -56,7 +56,8 @@ fn has_ours(pid: u32) -> bool {
     let ours = format!("/memfd:{NAME_PREFIX}");
     let is_mapped = fs::read(format!("/proc/{pid}/maps"))
         .is_ok_and(|maps| String::from_utf8_lossy(&maps).lines().any(|line| line.contains(&ours)));
-    is_mapped || !is_heapbpf(pid) && left_open(pid).next().is_some()
+    // The program's file is looked at last, because its server may not answer.
+    is_mapped || left_open(pid).next().is_some() && !is_heapbpf(pid)
 }
 
 /// Whether a process runs this program.
