@@ -32,8 +32,8 @@ pub struct Status {
     pub inuse_is_partial: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
-    /// Probe time as a share of the targets' CPU time, if known.
-    pub overhead: Option<f64>,
+    /// What takes time in the targets, and its share of their CPU time, if known.
+    pub overhead: Option<(&'static str, f64)>,
 }
 
 impl Status {
@@ -53,8 +53,8 @@ impl Status {
         if self.processes > 1 {
             parts.push(format!("{} processes", units::count(self.processes as f64)));
         }
-        if let Some(overhead) = self.overhead {
-            parts.push(format!("probes {} of CPU", units::percent(overhead)));
+        if let Some((what, share)) = self.overhead {
+            parts.push(format!("{what} {} of CPU", units::percent(share)));
         }
         // Losses come right after the time, so that a narrow terminal never cuts them off.
         if self.lost > 0 {
@@ -203,7 +203,7 @@ mod tests {
             duration: Some(Duration::from_secs(7_200)),
             inuse_bytes: None,
             processes: 12,
-            overhead: Some(0.021),
+            overhead: Some(("probes", 0.021)),
             samples_per_second: 0.25,
             ..status()
         };
@@ -234,7 +234,7 @@ mod tests {
             duration: Some(Duration::from_secs(7_200)),
             processes: 1_234,
             inuse_is_partial: true,
-            overhead: Some(0.021),
+            overhead: Some(("probes", 0.021)),
             ..status()
         };
         for columns in 20..200 {

@@ -78,12 +78,16 @@ impl Session {
         actions.into_iter().for_each(|action| self.act(action));
     }
 
+    /// Whether all that is counted is counted from inside, so that only samples trap.
+    pub(super) fn is_all_inside(&self) -> bool {
+        self.attaching.inline.is_some() && self.attaching.own.is_empty()
+    }
+
     /// Whether the controller can do without the calls that targets count themselves: their samples are all that costs.
     /// If the kernel does not read these calls at the end of a target, they must be read all the time.
     fn may_check_without_calls(&self, now: u64) -> bool {
-        let are_inline = self.attaching.inline.is_some() && self.attaching.own.is_empty();
         let are_read = || inline::are_read(&self.attaching.programs.lifecycle.inline_ends);
-        are_inline && !self.overhead.controller.needs_calls(now) && are_read()
+        self.is_all_inside() && !self.overhead.controller.needs_calls(now) && are_read()
     }
 
     /// Lets the controller check the kernel's counters alone. Returns whether these are enough, or cannot be read now.

@@ -295,7 +295,7 @@ impl Session {
             inuse_bytes: controller.tracking.frees.then_some(estimated.inuse_bytes),
             inuse_is_partial: self.recorder.heap.tracks_some_again(),
             alloc_bytes: estimated.alloc_bytes,
-            overhead: controller.share(),
+            overhead: controller.share().map(|share| (if self.is_all_inside() { "samples" } else { "probes" }, share)),
             ..Status::default()
         }
     }
