@@ -123,7 +123,9 @@ fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<St
     let mut lines = vec![head];
     for (row, change) in rows.into_iter().zip(shown) {
         lines.push(row);
-        lines.extend((!has_names).then(|| format!("      {}", clip_middle(&name(change), options.width.saturating_sub(6)))));
+        lines.extend(
+            (!has_names).then(|| format!("      {}", clip_middle(&name(change), options.width.saturating_sub(6)))),
+        );
     }
     lines
 }

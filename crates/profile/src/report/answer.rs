@@ -7,7 +7,7 @@ use super::chain::Call;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{MOST_LINES, listed_in, missed_lines};
 use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, rate, without_suspects};
-use super::{Context, ReportOptions, plural};
+use super::{Context, FrameView, ReportOptions, plural};
 use crate::model::{Criterion, Profile};
 use crate::naming::{FunctionKey, told_apart};
 use crate::report::text::{Style, clip, clip_middle};
@@ -121,8 +121,8 @@ pub struct Growing {
 }
 
 /// What grows in a profile: at most `most` of its report's leak suspects. `None` if the profile cannot tell.
-pub fn growing(profile: &Profile, confidence: f64, most: usize) -> Option<Vec<Growing>> {
-    let options = ReportOptions { confidence, ..ReportOptions::default() };
+pub fn growing(profile: &Profile, confidence: f64, frames: FrameView, most: usize) -> Option<Vec<Growing>> {
+    let options = ReportOptions { confidence, frames, ..ReportOptions::default() };
     let context = Context::new(profile, &options);
     let groups = judged_groups(&context);
     let found = find(&context, &groups);

@@ -739,7 +739,7 @@ fn functions_whose_short_names_are_equal_are_told_apart() {
         assert!(has("libjson.so") && (has("server") || options.brief), "{text}");
     }
     let names = |profile: &Profile| -> Vec<String> {
-        let growing = growing(profile, 0.95, 5).expect("known");
+        let growing = growing(profile, 0.95, FrameView::default(), 5).expect("known");
         growing.into_iter().map(|it| it.name).filter(|name| name.starts_with("grow")).collect()
     };
     let sorted = |mut names: Vec<String>| {
