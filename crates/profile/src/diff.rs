@@ -225,12 +225,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
             .filter(|(it, _)| is_seen(it))
             .map(|(it, (title, name))| {
                 let figures = judge::change(was, &it.before, is, &it.after, options);
-                FunctionChange {
-                    group: it.group.clone(),
-                    function: name.clone(),
-                    place: title.place.clone(),
-                    figures,
-                }
+                FunctionChange { group: it.group.clone(), function: name.clone(), place: title.place.clone(), figures }
             })
             .collect();
         correct(of_functions.iter_mut().map(|it| &mut it.figures), 0);

@@ -342,11 +342,17 @@ mod tests {
     #[test]
     fn return_types_are_found_before_the_parameters() {
         for (name, expected) in [
-            ("void shop::fill<int>(std::vector<int, std::allocator<int> >&)", "shop::fill<int>(std::vector<int, std::allocator<int> >&)"),
+            (
+                "void shop::fill<int>(std::vector<int, std::allocator<int> >&)",
+                "shop::fill<int>(std::vector<int, std::allocator<int> >&)",
+            ),
             ("std::map<int, long> const& shop::all<int>()", "shop::all<int>()"),
             ("unsigned long (anonymous namespace)::f<int>(int)", "(anonymous namespace)::f<int>(int)"),
             ("decltype(auto) shop::f<void (*)(int)>(int)", "shop::f<void (*)(int)>(int)"),
-            ("int* shop::Pool<int>::operator new<int>(unsigned long)", "shop::Pool<int>::operator new<int>(unsigned long)"),
+            (
+                "int* shop::Pool<int>::operator new<int>(unsigned long)",
+                "shop::Pool<int>::operator new<int>(unsigned long)",
+            ),
             ("std::vector<int, a b>::push_back(int&&) const", "std::vector<int, a b>::push_back(int&&) const"),
             ("shop::Cart::operator<(shop::Cart const&)", "shop::Cart::operator<(shop::Cart const&)"),
             ("<fn(A) -> B as shop::Call<C>>::call", "<fn(A) -> B as shop::Call<C>>::call"),
@@ -359,11 +365,13 @@ mod tests {
 
     #[test]
     fn names_are_short_unless_rows_would_look_alike() {
-        let key = |name: &'static str, home: &'static str| FunctionKey { home: home.into(), ..FunctionKey::named(name) };
+        let key =
+            |name: &'static str, home: &'static str| FunctionKey { home: home.into(), ..FunctionKey::named(name) };
         let keys = ["f(int)", "f(long)", "g(int)"].map(|name| key(name, "a.so"));
         let [f, other, g] = &keys;
         let (elsewhere, foreign) = (key("g(int)", "b.so"), key("h<int>()", "b.so"));
-        let rows = [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
+        let rows =
+            [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
         let shown = ["f(int)", "f(long)", "g(int) (a.so)", "g(int) (b.so)", "f", "h"];
         assert_eq!(told_apart(&rows), shown);
     }

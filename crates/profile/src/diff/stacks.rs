@@ -107,12 +107,7 @@ fn id(names: &mut Strings, profile: &Profile, frame: &Frame) -> u32 {
 }
 
 /// The frame that titles a stack. `None` if it has no frames.
-fn title<'a>(
-    profile: &Profile,
-    stack: &'a Stack,
-    view: FrameView,
-    known: &mut KnownOrigins,
-) -> Option<&'a Arc<Frame>> {
+fn title<'a>(profile: &Profile, stack: &'a Stack, view: FrameView, known: &mut KnownOrigins) -> Option<&'a Arc<Frame>> {
     view.shown_of(profile, stack, known).frames.first().map(|first| &stack.frames[*first])
 }
 

@@ -54,6 +54,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 
 /// Maximum number of lines for the calls of a stack.
 const STACK_LINES: usize = 3;
+/// Maximum number of lines for the program's own calls, where they need more.
+const OWN_LINES: usize = 12;
 /// Indentation of the calls of a stack, in columns.
 pub(super) const INDENT: usize = 6;
 
@@ -88,7 +90,7 @@ impl Group<'_> {
     /// Calls, mostly its own, on at most `limit` lines, indented.
     pub(super) fn calls(&self, context: &Context, chain: &Chain, limit: usize) -> Vec<String> {
         let (lead, cut, columns) = (self.name.as_ref(), self.cut.as_deref(), context.width - INDENT);
-        let lines = chain::lines(chain, lead, cut, columns, limit, context.options.color);
+        let lines = chain::lines(chain, lead, cut, columns, (limit, OWN_LINES), context.options.color);
         lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
     }
 
@@ -100,7 +102,8 @@ impl Group<'_> {
         let (profile, stack) = (context.profile, &self.row.key.stack);
         let functions = self.shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
         // Recursion is detected by function; the first location is shown.
-        let calls = functions.zip(view.calls(profile, stack, &self.shown)).map(|(function, call)| Site { function, call });
+        let calls =
+            functions.zip(view.calls(profile, stack, &self.shown)).map(|(function, call)| Site { function, call });
         chain::fold_recursion(calls).into_iter().map(|(site, repeated)| (site.call, repeated)).collect()
     }
 }
@@ -189,14 +192,14 @@ fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown:
 
 /// For each stack, the indices of the frames that are shown.
 fn shown_places(context: &Context, interned: &Interned, view: FrameView) -> Vec<Shown> {
-    let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.origin(context.profile, frame)).collect();
+    let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.rules.origin(context.profile, frame)).collect();
     let of_stack = |stack: u32| {
         let ids = interned.frame_ids(stack);
         let origins: Vec<Origin> = ids.iter().map(|frame| origins[*frame as usize]).collect();
         let stack = interned.stacks[stack as usize].stack;
         // An empty stack has one placeholder frame for viewers.
         let has_frames = stack.frames.len() == ids.len();
-        if has_frames { view.shown(stack, &origins) } else { Shown { frames: (0..ids.len()).collect(), via: None } }
+        if has_frames { view.shown(stack, &origins) } else { Shown::new((0..ids.len()).collect(), &origins, None) }
     };
     (0..interned.stacks.len() as u32).map(of_stack).collect()
 }
@@ -280,9 +283,13 @@ mod tests {
         let mut profile = testing::with_overload(testing::small().only_process(0), "grow", ["grow(int)", "grow(long)"]);
         let overload = profile.rows.pop().expect("a row");
         let mut profile = Profile { rows: vec![profile.rows[0].clone(), overload], ..profile };
-        let stacks = |profile: &Profile, by| report(profile, &ReportOptions { by, width: 120, ..ReportOptions::default() });
+        let stacks =
+            |profile: &Profile, by| report(profile, &ReportOptions { by, width: 120, ..ReportOptions::default() });
         let text = stacks(&profile, By::Stack);
-        assert!(text.contains("all 2 stacks") && text.contains(" grow(int) ") && text.contains(" grow(long) "), "{text}");
+        assert!(
+            text.contains("all 2 stacks") && text.contains(" grow(int) ") && text.contains(" grow(long) "),
+            "{text}"
+        );
         // One of them alone is short.
         profile.rows.pop();
         let text = stacks(&profile, By::Stack);
