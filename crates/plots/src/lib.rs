@@ -24,7 +24,7 @@ pub use timeline::timeline;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::model::Profile;
-use heapbpf_profile::report::StackFigures;
+use heapbpf_profile::report::{FrameView, StackFigures};
 use heapbpf_profile::value::Value;
 
 /// Options that all plots of profiles share.
@@ -38,11 +38,13 @@ pub struct PlotOptions {
     pub group_by: Option<GroupBy>,
     /// Maximum number of stacks that get a curve of their own.
     pub stacks: usize,
+    /// Which frames of stacks are shown, and under which names.
+    pub frames: FrameView,
 }
 
 impl Default for PlotOptions {
     fn default() -> Self {
-        Self { value: None, confidence: 0.95, group_by: None, stacks: 5 }
+        Self { value: None, confidence: 0.95, group_by: None, stacks: 5, frames: FrameView::default() }
     }
 }
 

@@ -19,7 +19,8 @@ const SHORTEST: f64 = 1e-6;
 /// # Errors
 /// No stack has lifetimes.
 pub fn survival(profile: &Profile, options: &PlotOptions) -> Result<Figure, PlotError> {
-    let report = ReportOptions { sort: options.value, group_by: options.group_by, ..ReportOptions::default() };
+    let PlotOptions { value, group_by, frames, .. } = *options;
+    let report = ReportOptions { sort: value, group_by, frames, ..ReportOptions::default() };
     let known = |stack: &StackFigures| {
         stack.lifetimes.as_ref().is_some_and(|lives| !lives.survival.is_empty() || has_ages(lives))
     };

@@ -28,7 +28,7 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
         let widest = order.iter().max_by_key(|profile| profile.number_of_processes());
         widest.filter(|_| several).map(|profile| heapbpf_profile::group::GroupBy::default_of(profile))
     });
-    let report = ReportOptions { sort: Some(value), group_by, ..ReportOptions::default() };
+    let report = ReportOptions { sort: Some(value), group_by, frames: options.frames, ..ReportOptions::default() };
     let stacks: Vec<Vec<StackFigures>> = order.iter().map(|profile| figures_of_stacks(profile, &report)).collect();
     let point = |profile: &Profile, pool: &Pool| {
         let estimate = pool.estimate(profile, value, options.confidence);

@@ -7,7 +7,7 @@ use regex::Regex;
 
 use super::estimates::Pool;
 use super::model::{Frame, Profile, Row, Stack};
-use super::naming::frame_name;
+use super::naming::{frame_name, short_function};
 use super::units;
 use super::value::Value;
 
@@ -124,10 +124,11 @@ pub fn callers(profile: &Profile, expression: &Regex) -> Profile {
     turned
 }
 
-/// Whether an expression matches a frame.
+/// Whether an expression matches a frame. Users know functions by the short names that reports show, too.
 pub(crate) fn matches(expression: &Regex, profile: &Profile, frame: &Frame) -> bool {
-    let module = profile.module_of(frame);
-    expression.is_match(&frame_name(profile, frame))
+    let (name, module) = (frame_name(profile, frame), profile.module_of(frame));
+    expression.is_match(&name)
+        || frame.function.is_some() && expression.is_match(&short_function(&name))
         || frame.file.as_deref().is_some_and(|file| expression.is_match(file))
         || module.is_some_and(|module| expression.is_match(&module.path))
 }
@@ -233,6 +234,18 @@ mod tests {
             let names: Vec<_> = row.key.stack.frames.iter().rev().map(|frame| frame_name(&turned, frame)).collect();
             assert_eq!(names.first().map(AsRef::as_ref), Some("parse_value"), "outermost first: {names:?}");
             assert_eq!(names.last().map(AsRef::as_ref), Some("main"), "{names:?}");
+        }
+    }
+
+    /// The name that a report shows finds the function.
+    #[test]
+    fn functions_are_found_by_their_full_and_by_their_short_names() {
+        let profile = testing::small();
+        let name = "shop::Pool<int>::get(unsigned long)";
+        let frame = Frame { function: Some(name.into()), ..Frame::default() };
+        for (expression, is_found) in [("^shop::Pool::get$", true), ("Pool<int>", true), ("Pool::put", false)] {
+            let expression = Regex::new(expression).expect("an expression");
+            assert_eq!(matches(&expression, &profile, &frame), is_found, "{expression}");
         }
     }
 }

@@ -36,6 +36,11 @@ impl Origin {
         ("startup", Self::Startup),
     ];
 
+    /// Whether the frame is the program's own.
+    const fn is_own(self) -> bool {
+        matches!(self, Self::Program | Self::Entry)
+    }
+
     /// Priority as the title of a stack. The innermost frame with the lowest number is the title.
     pub(crate) const fn rank(self) -> u8 {
         match self {
@@ -194,6 +199,8 @@ fn expression(pattern: &str, field: usize) -> String {
 pub struct Shown {
     /// Indices of the frames, innermost first. The first one is the title.
     pub frames: Vec<usize>,
+    /// Those of them that are not the program's own.
+    pub foreign: Vec<usize>,
     /// Index of the hidden frame that the title frame called, if there is one.
     pub via: Option<usize>,
 }
@@ -205,12 +212,18 @@ impl Shown {
         let best = origins.iter().map(|origin| origin.rank()).min().unwrap_or(0);
         let Some(first) = origins.iter().position(|origin| origin.rank() == best) else { return Self::default() };
         let is_shown = |origin: Origin| match best {
-            0 => matches!(origin, Origin::Program | Origin::Entry),
+            0 => origin.is_own(),
             1 | 2 => !matches!(origin, Origin::Wrapper | Origin::Startup),
             _ => true,
         };
         let frames = (first..origins.len()).filter(|at| is_shown(origins[*at])).collect();
-        Self { frames, via: first.checked_sub(1) }
+        Self::new(frames, origins, first.checked_sub(1))
+    }
+
+    /// These frames.
+    pub(crate) fn new(frames: Vec<usize>, origins: &[Origin], via: Option<usize>) -> Self {
+        let foreign = frames.iter().copied().filter(|at| !origins[*at].is_own()).collect();
+        Self { frames, foreign, via }
     }
 }
 
@@ -331,7 +344,7 @@ mod tests {
     #[test]
     fn a_stack_is_titled_by_the_innermost_frame_of_the_program() {
         let shown = |origins: &[Origin]| {
-            let Shown { frames, via } = Shown::of(origins);
+            let Shown { frames, via, .. } = Shown::of(origins);
             (frames, via)
         };
         let stack = [Wrapper, Wrapper, Library, Program, Wrapper, Library, Program, Entry, Startup];

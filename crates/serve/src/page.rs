@@ -21,6 +21,7 @@ use heapbpf_profile::estimates::{Pool, exact};
 use heapbpf_profile::formats::{FORMATS, Format, WriteOptions};
 use heapbpf_profile::model::{Process, Profile};
 use heapbpf_profile::page::{Layout, PageData, growth_data, kept_data, next_page_data};
+use heapbpf_profile::report::FrameView;
 use heapbpf_profile::units::unix_ms;
 use heapbpf_profile::value::Value;
 use serde::Serialize;
@@ -100,10 +101,17 @@ impl Layouts {
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn data(now: &Shared, moments: Vec<u64>, seen: &ClientView, layouts: &Layouts) -> io::Result<Bytes> {
+pub fn data(
+    now: &Shared,
+    moments: Vec<u64>,
+    seen: &ClientView,
+    layouts: &Layouts,
+    frames: FrameView,
+) -> io::Result<Bytes> {
     let profile = seen.of(&now.made.profile);
     let stats = &now.made.stats;
-    let data = next_page_data(&profile, Value::default_of(&profile), None, CONFIDENCE, layouts.last(seen));
+    let options = WriteOptions { confidence: CONFIDENCE, frames, ..WriteOptions::default() };
+    let data = next_page_data(&profile, Value::default_of(&profile), &options, layouts.last(seen));
     layouts.keep(seen, data.layout());
     let answer = Answer {
         moments,
@@ -122,15 +130,15 @@ pub fn data(now: &Shared, moments: Vec<u64>, seen: &ClientView, layouts: &Layout
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn growth(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<Bytes> {
-    json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE))
+pub fn growth(before: &Shared, after: &Shared, seen: &ClientView, frames: FrameView) -> io::Result<Bytes> {
+    json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE, frames))
 }
 
 /// Returns what was allocated between two moments and is in use at the second one, as JSON.
 ///
 /// # Errors
 /// The later moment does not distinguish blocks allocated after the earlier one, or the data cannot be encoded.
-pub fn kept(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<Bytes> {
+pub fn kept(before: &Shared, after: &Shared, seen: &ClientView, frames: FrameView) -> io::Result<Bytes> {
     let (from, made) = (&before.made.profile.header, &after.made);
     let not_known = || {
         io::Error::new(
@@ -141,7 +149,8 @@ pub fn kept(before: &Shared, after: &Shared, seen: &ClientView) -> io::Result<By
     let since = made.recent.since(from.duration, &made.profile).ok_or_else(not_known)?;
     let since = seen.of(&since);
     let allocated = allocated_between(&seen.of(&before.made.profile), &since);
-    json(&kept_data(&since, unix_ms(from.time), allocated, unknown_of(&since, from.time), CONFIDENCE))
+    let unknown = unknown_of(&since, from.time);
+    json(&kept_data(&since, unix_ms(from.time), allocated, unknown, CONFIDENCE, frames))
 }
 
 /// Bytes allocated between two moments: counted, or estimated if not all of them were counted.
@@ -215,9 +224,10 @@ pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result
 ///
 /// # Errors
 /// Returns the reason why the file cannot be made.
-pub fn file(profile: &Profile, format: &Format, seen: &ClientView) -> Result<Bytes, String> {
+pub fn file(profile: &Profile, format: &Format, seen: &ClientView, frames: FrameView) -> Result<Bytes, String> {
     let mut file = Bounded(Vec::new());
-    let written = format.write(&seen.of(profile), &WriteOptions::default(), &mut file);
+    let options = WriteOptions { frames, ..WriteOptions::default() };
+    let written = format.write(&seen.of(profile), &options, &mut file);
     written.map(|()| file.0.into()).map_err(|error| error.to_string())
 }
 

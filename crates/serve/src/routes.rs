@@ -15,7 +15,7 @@ use heapbpf_access::tokens::Tokens;
 use heapbpf_profile::formats::by_name;
 use heapbpf_profile::model::Process;
 use heapbpf_profile::page::{served_page, served_policy};
-use heapbpf_profile::report::Growing;
+use heapbpf_profile::report::{FrameView, Growing};
 use heapbpf_record::requests::{Detail, RecordingHandle};
 use heapbpf_statistics::estimate::Estimate;
 use http_body_util::Full;
@@ -56,6 +56,8 @@ struct ServerState {
     /// The last profile that was kept unasked, with its leak suspects.
     suspects: Mutex<Option<(Arc<Shared>, Vec<Growing>)>>,
     layouts: page::Layouts,
+    /// How the page and leak suspects show frames.
+    frames: FrameView,
     /// Held while a file is made for a page, because files are made in memory.
     exporting: Arc<tokio::sync::Mutex<()>>,
     answered: AtomicU64,
@@ -121,8 +123,14 @@ fn bad_request(reason: impl Into<String>) -> Refusal {
 pub struct Routes(Arc<ServerState>);
 
 impl Routes {
-    /// The endpoints of a recording. `history`: what is known from earlier runs.
-    pub fn new(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses, history: History) -> Self {
+    /// The endpoints of a recording. `history`: what is known from earlier runs; `frames`: how frames are shown.
+    pub fn new(
+        recording: RecordingHandle,
+        tokens: Option<Tokens>,
+        push: PushStatuses,
+        history: History,
+        frames: FrameView,
+    ) -> Self {
         let sharers = tokens.as_ref().map_or(1, Tokens::count);
         Self(Arc::new(ServerState {
             source: Source::new(recording, sharers),
@@ -135,6 +143,7 @@ impl Routes {
             moments: Moments::default(),
             suspects: Mutex::default(),
             layouts: page::Layouts::default(),
+            frames,
             exporting: Arc::default(),
             answered: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -257,7 +266,7 @@ impl ServerState {
         let wanted = EncodingKey { seen: seen.clone(), first: PAGE, format: ProfileFormat::default() };
         let cell = shared.encoding(&wanted);
         let (now, moments, state) = (shared.clone(), self.moments.times(), Arc::clone(self));
-        let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts)?);
+        let data = move || page::compressed(&page::data(&now, moments, &seen, &state.layouts, state.frames)?);
         let encoded = cell.get_or_try_init(|| encoding(&slot, data));
         json(&slot, encoded.await?.clone(), headers).await
     }
@@ -271,7 +280,8 @@ impl ServerState {
         let turn = Arc::clone(&self.exporting).lock_owned().await;
         let shared = self.source.profile(client.token, Detail::Stacks).await?;
         let seen = ClientView { scope: client.scope, filter };
-        let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen)).await;
+        let frames = self.frames;
+        let made = in_thread((slot, turn), move || page::file(&shared.made.profile, format, &seen, frames)).await;
         let made =
             made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be created".into()))?;
         Ok(file(&format!("heapbpf{}", format.extensions[0]), made.map_err(bad_request)?))
@@ -338,13 +348,14 @@ impl ServerState {
         client: Client,
         mut pairs: Vec<(String, String)>,
         headers: &HeaderMap,
-        of: impl FnOnce(&Shared, &Shared, &ClientView) -> std::io::Result<Bytes> + Send + 'static,
+        of: impl FnOnce(&Shared, &Shared, &ClientView, FrameView) -> std::io::Result<Bytes> + Send + 'static,
     ) -> Result<Answer, Refusal> {
         let times = two_times(&mut pairs)?;
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
         let slot = self.permit(client.token)?;
         let ([before, after], seen) = (self.moments_at(times)?, ClientView { scope: client.scope, filter });
-        let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen)?)).await?;
+        let frames = self.frames;
+        let encoded = encoding(&slot, move || page::compressed(&of(&before, &after, &seen, frames)?)).await?;
         json(&slot, encoded, headers).await
     }
 

@@ -28,7 +28,8 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let routes = Routes::new(recording, Some(tokens), PushStatuses::default(), History::default());
+    let routes =
+        Routes::new(recording, Some(tokens), PushStatuses::default(), History::default(), FrameView::default());
     tokio::spawn(connections::serve(socket, None, routes, stopped));
     (address, stop)
 }

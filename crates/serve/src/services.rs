@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use heapbpf_host::privileges::restrict_server;
+use heapbpf_profile::report::FrameView;
 use heapbpf_record::requests::{FinishedProfile, RecordingHandle};
 use tokio::sync::oneshot;
 
@@ -29,6 +30,8 @@ pub struct ServePlan {
     pub history: Option<KeptHistory>,
     /// Where profiles are pushed.
     pub push: Option<PushPlan>,
+    /// How the page and leak suspects show frames.
+    pub frames: FrameView,
 }
 
 impl ServePlan {
@@ -52,7 +55,8 @@ impl Services {
     pub fn start(plan: ServePlan, recording: RecordingHandle) -> std::io::Result<Self> {
         let pusher = plan.push.map(|push| Pusher::start(push, recording.clone())).transpose()?;
         let statuses = pusher.as_ref().map(Pusher::statuses).unwrap_or_default();
-        let server = plan.listen.map(|listen| Server::start(listen, recording, statuses, plan.history)).transpose()?;
+        let start = |listen| Server::start(listen, recording, statuses, plan.history, plan.frames);
+        let server = plan.listen.map(start).transpose()?;
         Ok(Self { pusher, server })
     }
 
@@ -96,12 +100,13 @@ impl Server {
         recording: RecordingHandle,
         push: PushStatuses,
         kept: Option<KeptHistory>,
+        frames: FrameView,
     ) -> std::io::Result<Self> {
         let history = kept.map(KeptHistory::start).transpose()?.unwrap_or_default();
         let (address, is_tls) = (listen.address, listen.tls.is_some());
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
-        let routes = Routes::new(recording, listen.tokens, push, history);
+        let routes = Routes::new(recording, listen.tokens, push, history, frames);
         let own_routes = routes.clone();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {

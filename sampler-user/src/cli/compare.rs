@@ -43,8 +43,10 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
             Product::Json => as_json()?.into_bytes(),
             Product::Csv => diff::csv(&diff, args.stacks).context("cannot write the comparison as CSV")?,
             Product::Page => {
-                let growth = page::growth_data(&before, &after, args.confidence);
-                let data = page::page_data(&after, Value::InuseSpace, args.group_by, args.confidence);
+                let growth = page::growth_data(&before, &after, args.confidence, frames);
+                let DiffArgs { confidence, group_by, .. } = *args;
+                let write = WriteOptions { value: None, confidence, group_by, frames };
+                let data = page::page_data(&after, Value::InuseSpace, &write);
                 let text = as_text(TableOptions { width: 130, ..TableOptions::default() });
                 page::static_page(&data, &text, Some(&growth)).context("cannot write the page")?.into_bytes()
             }

@@ -12,6 +12,7 @@ use heapbpf_kernel::ring_maps::whole_size;
 use heapbpf_profile::adjust::{Adjustments, At};
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Criterion;
+use heapbpf_profile::report::FrameView;
 use heapbpf_profile::units;
 use heapbpf_record::output::{self, Output};
 use heapbpf_record::plan::{
@@ -45,7 +46,7 @@ const LARGEST_RING: u64 = 1 << 30;
 /// A sentence that says what to do.
 pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
     let recording = recording(args, args.serve.listen.is_some() || !args.serve.push.is_empty())?;
-    let serving = serving(args)?;
+    let serving = serving(args, recording.display.frames)?;
     Ok(RunPlan { recording, serving })
 }
 
@@ -76,6 +77,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
         allocators,
         objects: args.target.python_objects,
     };
+    let frames = frames::view(args.display.frames)?;
     let kernel = kernel(args, &targets, &rules, ring_sizes(args, interval, classes.as_ref()));
     Ok(RecordPlan {
         targets,
@@ -96,14 +98,14 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
             symbolize: !args.stacks.no_symbolize,
             symbols: symbol_options(&args.stacks),
         },
-        outputs: output_plan(args, outputs, default_format),
+        outputs: output_plan(args, outputs, default_format, frames),
         budget: budget(args),
         kernel,
         display: Display {
             quiet: args.display.quiet,
             progress: !args.display.quiet && !args.display.no_progress,
             color: args.display.color,
-            frames: frames::view(args.display.frames)?,
+            frames,
         },
     })
 }
@@ -194,22 +196,28 @@ fn symbol_options(stacks: &StackArgs) -> Options {
     Options::new(&stacks.debug_dir, stacks.max_debug_bytes).with_debuginfod(settings.flatten()).demangling_apart()
 }
 
-fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {
+fn serving(args: &RecordArgs, frames: FrameView) -> Result<ServePlan, PlanError> {
     let files = args.serve.tls_cert.as_deref().zip(args.serve.tls_key.as_deref());
     let tls = files.map(|(certificates, key)| TlsFiles { certificates, key });
     let listen = match args.serve.listen {
         Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref(), tls)?),
         None => None,
     };
-    Ok(ServePlan { listen, history: pipelines::history(&args.serve)?, push: pipelines::push(&args.serve)? })
+    Ok(ServePlan { listen, history: pipelines::history(&args.serve)?, push: pipelines::push(&args.serve)?, frames })
 }
 
-fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static formats::Format) -> OutputPlan {
+fn output_plan(
+    args: &RecordArgs,
+    files: Vec<Output>,
+    default_format: &'static formats::Format,
+    frames: FrameView,
+) -> OutputPlan {
     let (output, snapshots) = (&args.output, &args.snapshots);
+    let (value, confidence, group_by) = (output.value, output.confidence, output.group_by);
     OutputPlan {
         files,
         default_format,
-        write: WriteOptions { value: output.value, confidence: output.confidence, group_by: output.group_by },
+        write: WriteOptions { value, confidence, group_by, frames },
         adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at },
         triggers: snapshots.triggers(),
         keep: snapshots.keep.map(|keep| keep as usize),

@@ -58,7 +58,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         all.push(profile);
     }
     let Some(profile) = all.first() else { return Ok(0) };
-    let write = WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by };
+    let ReportOptions { confidence, group_by, frames, .. } = options;
+    let write = WriteOptions { value: args.value, confidence, group_by, frames };
     for product in &products {
         during(
             || format!("writing {}", product.path().display()),

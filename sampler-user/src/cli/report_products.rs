@@ -157,8 +157,8 @@ impl Product {
             }
             Self::Plot(plot, _, picture) => {
                 let stacks = args.top.map_or(CURVES, |top| top.clamp(1, MOST_CURVES));
-                let plot_options =
-                    PlotOptions { value: args.value, confidence: args.confidence, group_by: args.group_by, stacks };
+                let ReportOptions { confidence, group_by, frames, .. } = *options;
+                let plot_options = PlotOptions { value: args.value, confidence, group_by, stacks, frames };
                 let figure = match plot {
                     PlotArg::Timeline => heapbpf_plots::timeline(all, &plot_options)?,
                     PlotArg::Survival => heapbpf_plots::survival(profile, &plot_options)?,

@@ -16,12 +16,12 @@ pub(super) fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io:
             top: 30,
             sort: Some(shown),
             group_by: options.group_by,
+            frames: options.frames,
             confidence: options.confidence,
             ..ReportOptions::default()
         },
     );
-    let page =
-        page::static_page(&page::page_data(profile, shown, options.group_by, options.confidence), &report, None)?;
+    let page = page::static_page(&page::page_data(profile, shown, options), &report, None)?;
     out.write_all(page.as_bytes())?;
     Ok(())
 }

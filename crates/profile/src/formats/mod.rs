@@ -29,6 +29,7 @@ pub use self::pprof::encode as encode_pprof;
 pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART, HOOK, NO_NAMES, NOT_INLINE};
 use super::group::GroupBy;
 use super::model::Profile;
+use super::report::FrameView;
 use super::value::Value;
 
 /// Options for writing a profile; each format uses those that it needs.
@@ -41,11 +42,13 @@ pub struct WriteOptions {
     pub confidence: f64,
     /// What the outermost frame of flame graphs shows; `None`: the program if there are several processes.
     pub group_by: Option<GroupBy>,
+    /// How pages show frames. Other formats have all frames.
+    pub frames: FrameView,
 }
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        Self { value: None, confidence: 0.95, group_by: None }
+        Self { value: None, confidence: 0.95, group_by: None, frames: FrameView::default() }
     }
 }
 

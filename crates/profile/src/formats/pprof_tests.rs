@@ -282,7 +282,8 @@ fn names_of_templates_have_no_return_type() {
     for row in &mut profile.rows {
         let rename = |frame: &mut Frame| {
             if frame.function.as_deref() == Some("grow") {
-                (frame.function, frame.system_name) = (Some(full.into()), Some("_ZN4shop4fillIiEEvRSt6vectorIiE".into()));
+                (frame.function, frame.system_name) =
+                    (Some(full.into()), Some("_ZN4shop4fillIiEEvRSt6vectorIiE".into()));
             }
         };
         row.key.stack = std::sync::Arc::new(row.key.stack.with_frames(&mut Default::default(), rename));

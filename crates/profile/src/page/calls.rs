@@ -53,8 +53,8 @@ pub(super) struct Frames {
 }
 
 /// Texts, functions and frames of a page, each once.
-#[derive(Default)]
 pub(super) struct Names {
+    rules: &'static FrameRules,
     pub(super) strings: Strings,
     pub(super) functions: Functions,
     pub(super) frames: Frames,
@@ -66,6 +66,12 @@ pub(super) struct Names {
 }
 
 impl Names {
+    /// No names; `rules` classify frames.
+    pub(super) fn new(rules: &'static FrameRules) -> Self {
+        let (strings, functions, frames, named, calls, hashes) = Default::default();
+        Self { rules, strings, functions, frames, named, calls, hashes }
+    }
+
     fn function(&mut self, name: &str, is_named: bool) -> u32 {
         let text = self.strings.id(name);
         let (id, is_new) = self.named.insert_full(text);
@@ -96,7 +102,7 @@ impl Names {
             self.frames.module.push(call.module);
             self.frames.inlined.push(u8::from(call.inlined));
             let function = if is_named { name } else { "" };
-            let origin = FrameRules::standard().origin_of(function, place.module, place.file);
+            let origin = self.rules.origin_of(function, place.module, place.file);
             self.frames.rank.push(origin.rank());
             self.frames.runtime.push(u8::from(origin == Origin::Runtime));
         }

@@ -217,6 +217,7 @@ mod tests {
     use super::*;
     use crate::estimates::intervals_used;
     use crate::group::GroupBy;
+    use crate::origin::FrameRules;
     use crate::testing;
 
     const VALUES: [Value; 2] = [Value::InuseSpace, Value::AllocSpace];
@@ -227,7 +228,7 @@ mod tests {
         let process = profile.processes[0].clone();
         profile.processes.resize(20, process);
         (0..).zip(&mut profile.rows).for_each(|(at, row)| row.key.process = at % 20);
-        let layout = Layout::new(&profile, GroupBy::Program, Value::InuseSpace);
+        let layout = Layout::new(&profile, GroupBy::Program, Value::InuseSpace, FrameRules::standard());
         let mut stacks = layout.pooled(&profile);
         stacks.iter_mut().for_each(|stack| stack.pool.allow_for(&intervals_used(&profile)));
         test(&profile, layout, &stacks);

@@ -7,6 +7,7 @@ use super::calls::{Chain, Frames, Functions, Names, Place, Stacks};
 use crate::diff::{Change, Diff, DiffFrame, DiffOptions, diff};
 use crate::group::GroupBy;
 use crate::model::Profile;
+use crate::report::FrameView;
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
@@ -53,15 +54,16 @@ impl Row {
 }
 
 /// Compares the memory in use of two profiles as `heapbpf diff` does.
-pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> GrowthData {
+pub fn growth_data(before: &Profile, after: &Profile, confidence: f64, frames: FrameView) -> GrowthData {
     let options = DiffOptions {
         values: vec![Value::InuseSpace],
         group_by: GroupBy::Program,
         confidence,
+        frames,
         ..DiffOptions::default()
     };
     let Diff { mut totals, stacks, notes, confidence, false_discovery_rate, .. } = diff(before, after, &options);
-    let mut names = Names::default();
+    let mut names = Names::new(frames.rules);
     let mut groups: IndexSet<String> = IndexSet::new();
     let chains: Vec<Chain> = stacks
         .iter()

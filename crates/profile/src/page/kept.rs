@@ -8,6 +8,7 @@ use super::layout::{GroupNames, Pooled, chains, largest, pooled, retain};
 use crate::estimates::{Pool, intervals_used};
 use crate::group::GroupBy;
 use crate::model::Profile;
+use crate::report::FrameView;
 use crate::units;
 use crate::value::Value;
 
@@ -41,9 +42,10 @@ pub fn kept_data(
     allocated: Option<u64>,
     notes: Vec<String>,
     confidence: f64,
+    frames: FrameView,
 ) -> KeptData {
     const VALUE: Value = Value::InuseSpace;
-    let mut names = Names::default();
+    let mut names = Names::new(frames.rules);
     let mut groups = GroupNames::new(profile, GroupBy::Program);
     let (chains, of_row) = chains(profile, &mut names, &mut groups);
     let stacks = pooled(profile, &of_row, chains.len());

@@ -15,6 +15,7 @@ use crate::estimates::Pool;
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Module, Profile, Row, Stack};
+use crate::origin::FrameRules;
 use crate::value::Value;
 
 /// Rows with equal group and frames.
@@ -65,8 +66,8 @@ struct MadeFrom {
 
 impl Layout {
     /// Lays out the stacks of a profile. Beyond [`MOST_STACKS`], those with the smallest `shown` are left out.
-    pub(super) fn new(profile: &Profile, by: GroupBy, shown: Value) -> Self {
-        let mut names = Names::default();
+    pub(super) fn new(profile: &Profile, by: GroupBy, shown: Value, rules: &'static FrameRules) -> Self {
+        let mut names = Names::new(rules);
         let mut groups = GroupNames::new(profile, by);
         let (mut chains, of_row) = chains(profile, &mut names, &mut groups);
         let group_of_row = of_row.iter().map(|&chain| chains[chain as usize].group).collect();

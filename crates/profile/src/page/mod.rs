@@ -19,6 +19,7 @@ pub use self::layout::Layout;
 use self::layout::Pooled;
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
+use crate::formats::WriteOptions;
 use crate::group::{GroupBy, Groups};
 use crate::model::{Lifetimes, Process, Profile};
 use crate::process_pools::pools_of_processes;
@@ -162,22 +163,17 @@ pub fn served_policy() -> &'static str {
 const MOST_GROWING: usize = 5;
 
 /// Builds the data of a page.
-pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, confidence: f64) -> PageData {
-    next_page_data(profile, shown, group_by, confidence, None)
+pub fn page_data(profile: &Profile, shown: Value, options: &WriteOptions) -> PageData {
+    next_page_data(profile, shown, options, None)
 }
 
 /// Like [`page_data`], but reuses the previous page's layout if it fits; then only the figures are computed.
-pub fn next_page_data(
-    profile: &Profile,
-    shown: Value,
-    group_by: Option<GroupBy>,
-    confidence: f64,
-    last: Option<Arc<Layout>>,
-) -> PageData {
+pub fn next_page_data(profile: &Profile, shown: Value, options: &WriteOptions, last: Option<Arc<Layout>>) -> PageData {
+    let WriteOptions { confidence, frames, .. } = *options;
     let values = Value::shown_of(profile);
-    let by = group_by.unwrap_or(GroupBy::Program);
+    let by = options.group_by.unwrap_or(GroupBy::Program);
     let last = last.filter(|last| last.fits(profile, by));
-    let layout = last.unwrap_or_else(|| Arc::new(Layout::new(profile, by, shown)));
+    let layout = last.unwrap_or_else(|| Arc::new(Layout::new(profile, by, shown, frames.rules)));
     let mut stacks = layout.pooled(profile);
     let intervals = intervals_used(profile);
     let mut losses = SharedLosses::default();
@@ -204,7 +200,7 @@ pub fn next_page_data(
         totals: figures(profile, &whole, values, confidence, None),
         groups: groups(profile, &layout, by, values, confidence),
         processes: processes(profile, by, shown, values, confidence),
-        growing: growing(profile, confidence, MOST_GROWING),
+        growing: growing(profile, confidence, frames, MOST_GROWING),
         remarks: remarks(profile, &ReportOptions { group_by: Some(by), confidence, ..ReportOptions::default() }),
         counters: profile.counters.clone(),
         columns: values.iter().map(|&value| Column::of(profile, &pools, value, confidence)).collect(),

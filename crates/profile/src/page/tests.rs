@@ -3,10 +3,12 @@
 use heapbpf_statistics::growth::Growth;
 
 use super::*;
+use crate::origin::FrameRules;
+use crate::report::FrameView;
 use crate::testing;
 
 fn data(profile: &Profile) -> serde_json::Value {
-    serde_json::to_value(page_data(profile, Value::default_of(profile), None, 0.95)).expect("plain data")
+    serde_json::to_value(page_data(profile, Value::default_of(profile), &WriteOptions::default())).expect("plain data")
 }
 
 fn numbers(value: &serde_json::Value) -> Vec<i64> {
@@ -158,7 +160,7 @@ fn a_box_of_few_stacks_has_their_pooled_lifetimes() {
 fn growth_is_judged_as_diff_judges_it() {
     let (before, mut after) = (testing::small(), testing::small());
     after.rows[0].inuse = testing::sums(300, 70_000, 524_288);
-    let growth = serde_json::to_value(growth_data(&before, &after, 0.95)).expect("plain data");
+    let growth = serde_json::to_value(growth_data(&before, &after, 0.95, FrameView::default())).expect("plain data");
     let rows = growth["rows"].as_array().expect("rows");
     assert_eq!(rows.iter().filter(|row| row["significant"] == true).count(), 1);
     assert_eq!(growth["total"]["significant"], true);
@@ -191,7 +193,7 @@ fn the_page_needs_nothing_and_cannot_be_broken_out_of() {
 fn the_layout_of_the_page_before_is_used_if_it_fits() {
     let mut profile = testing::large(400, 12);
     let json = |profile: &Profile, last| {
-        let data = next_page_data(profile, Value::default_of(profile), None, 0.95, last);
+        let data = next_page_data(profile, Value::default_of(profile), &WriteOptions::default(), last);
         (serde_json::to_string(&data).expect("plain data"), Arc::clone(data.layout()))
     };
     let (first, layout) = json(&profile, None);
@@ -224,7 +226,7 @@ fn a_page_of_nothing_is_a_page() {
 #[test]
 fn a_page_of_very_many_stacks_has_the_largest() {
     let profile = testing::large(60, 5);
-    let layout = Layout::new(&profile, GroupBy::Program, Value::InuseSpace);
+    let layout = Layout::new(&profile, GroupBy::Program, Value::InuseSpace, FrameRules::standard());
     assert!(layout::largest(&layout.pooled(&profile), Value::InuseSpace).iter().all(|kept| *kept));
 }
 
@@ -239,7 +241,7 @@ fn a_large_page_is_written() {
 #[test]
 fn what_grows_is_on_the_page_in_the_words_of_the_report() {
     let growing = |profile: &Profile| {
-        let data = page_data(profile, Value::InuseSpace, None, 0.95);
+        let data = page_data(profile, Value::InuseSpace, &WriteOptions::default());
         serde_json::to_value(data).expect("plain data")["growing"].clone()
     };
     let mut profile = testing::small();
@@ -273,4 +275,40 @@ fn frames_of_runtimes_are_told_from_those_of_libraries() {
     let expected: Vec<i64> = module.iter().map(|module| i64::from(is_python(module))).collect();
     assert!(runtime == expected && expected.contains(&1) && expected.contains(&0), "{frames}");
     assert!(rank.iter().zip(&runtime).all(|(rank, runtime)| *runtime == 0 || *rank == 1), "{frames}");
+}
+
+/// A user's rules for frames hold on pages, too: for their graphs, for what grows, and for the report in a file.
+#[test]
+fn pages_follow_the_rules_of_the_command() {
+    const OURS: &str = "library function grow\nlibrary function parse_value";
+    let rules: &'static FrameRules = Box::leak(Box::new(FrameRules::with(OURS).expect("valid")));
+    let ours = WriteOptions { frames: FrameView { rules, ..FrameView::default() }, ..WriteOptions::default() };
+    let mut profile = testing::small().only_process(0);
+    profile.rows.truncate(1);
+    let kept = testing::sums(12, 70_000, 512 << 10);
+    profile.rows[0].growth = Some(Growth { kept, ..Growth::default() });
+    let ranks = |data: &serde_json::Value| {
+        let mut ranks = numbers(&data["frames"]["rank"]);
+        ranks.sort_unstable();
+        ranks
+    };
+    let of = |options: &WriteOptions| {
+        let data = serde_json::to_value(page_data(&profile, Value::InuseSpace, options)).expect("plain data");
+        (ranks(&data), data["growing"][0]["name"].as_str().expect("it grows").to_owned())
+    };
+    let standard = of(&WriteOptions::default());
+    assert_eq!(standard.1, "grow");
+    let (with_ours, grows) = of(&ours);
+    assert_eq!(grows, "handle");
+    assert_ne!(with_ours, standard.0);
+    let growth = |frames| serde_json::to_value(growth_data(&profile, &profile, 0.95, frames)).expect("plain data");
+    let since =
+        |frames| serde_json::to_value(kept_data(&profile, 0, None, Vec::new(), 0.95, frames)).expect("plain data");
+    assert_eq!(ranks(&growth(ours.frames)), with_ours);
+    assert_eq!(ranks(&since(ours.frames)), with_ours);
+    assert_eq!(ranks(&since(FrameView::default())), standard.0);
+    let mut file = Vec::new();
+    crate::formats::by_name("html").expect("built in").write(&profile, &ours, &mut file).expect("memory");
+    let text = String::from_utf8(file).expect("text");
+    assert!(text.contains("handle server.cc:20 (via "), "its report is titled so");
 }

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use super::chain::Call;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{MOST_LINES, listed_in, missed_lines};
-use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, rate, without_suspects};
-use super::{Context, ReportOptions, plural};
+use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, in_use, rate, without_suspects};
+use super::{Context, FrameView, ReportOptions, plural};
+use crate::intern::NO_STACK;
 use crate::model::{Criterion, Profile};
 use crate::naming::{FunctionKey, told_apart};
 use crate::report::text::{Style, clip, clip_middle};
@@ -43,11 +44,11 @@ pub(super) fn without_places<'a>(context: &Context<'a>, groups: &[Group<'a>]) ->
     let all = judged_groups(context);
     let found = find(context, &all);
     let mut lines = Vec::new();
-    if context.profile.header.live {
-        lines.extend(context.titled("growing", &growth(context, &all, &found), Style::Plain, MOST_LINES));
-    }
     // The table of processes needs space, too.
     let most = if context.profile.number_of_targets() > 1 { 1 } else { MOST_LINES };
+    if context.profile.header.live {
+        lines.extend(context.titled("growing", &growth(context, &all, &found), Style::Plain, most));
+    }
     lines.extend(missed_lines(context, most));
     if let Some(next) = next(context, groups, &found.suspects) {
         lines.extend(context.titled("next", &next, Style::Bold, most));
@@ -120,16 +121,44 @@ pub struct Growing {
     pub processes: BTreeSet<usize>,
 }
 
-/// What grows in a profile: at most `most` of its report's leak suspects. `None` if the profile cannot tell.
-pub fn growing(profile: &Profile, confidence: f64, most: usize) -> Option<Vec<Growing>> {
-    let options = ReportOptions { confidence, ..ReportOptions::default() };
+/// What grows in a profile: its report's leak suspects, followed by what is full, at most `most` in all. `None` if the
+/// profile cannot tell.
+pub fn growing(profile: &Profile, confidence: f64, frames: FrameView, most: usize) -> Option<Vec<Growing>> {
+    let options = ReportOptions { confidence, frames, ..ReportOptions::default() };
     let context = Context::new(profile, &options);
     let groups = judged_groups(&context);
     let found = find(&context, &groups);
     let has_ages = || groups.iter().any(|group| !ages(group).is_empty());
     let is_known = profile.header.live && (profile.header.growth_over.is_some() || has_ages());
-    let growing = found.suspects.iter().take(most).map(|suspect| growing_of(&context, &groups, suspect));
-    is_known.then(|| growing.collect())
+    let growing = found.suspects.iter().map(|suspect| growing_of(&context, &groups, suspect));
+    is_known.then(|| growing.chain(full_of(&context, &found)).take(most).collect())
+}
+
+/// Functions with stacks that were filled and have not changed since, unless they are suspected because of others.
+fn full_of<'a>(context: &Context<'a>, found: &SuspectFindings<'a>) -> Vec<Growing> {
+    let mut functions: IndexMap<(&str, FunctionKey), (Growing, f64, f64)> = IndexMap::new();
+    for (group, seconds) in &found.full {
+        let key = (&*group.name, group.function(context));
+        if found.suspects.iter().any(|suspect| suspect.is_of(key.0, &key.1)) {
+            continue;
+        }
+        let (function, bytes, since) = functions.entry(key).or_insert_with(|| {
+            let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
+            let why = "nothing freed, and no longer growing".to_owned();
+            let (program, how_much) = (group.name.clone().into_owned(), String::new());
+            (Growing { program, name, how_much, why, per_second: None, processes: BTreeSet::new() }, 0.0, *seconds)
+        });
+        *bytes += in_use(group);
+        *since = since.min(*seconds);
+        function.processes.extend(group.rows.iter().map(|row| row.key.process));
+    }
+    let names: Vec<_> = functions.iter().map(|((of, key), (it, ..))| (key, it.name.as_str(), of)).collect();
+    let names = told_apart(&names);
+    let full = functions.into_values().zip(names).map(|((function, bytes, since), name)| {
+        let how_much = format!("full at {} since {}", units::bytes(bytes), units::seconds(since));
+        Growing { name, how_much, ..function }
+    });
+    full.collect()
 }
 
 fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect<'a>) -> Growing {

@@ -14,41 +14,39 @@ use crate::units;
 
 /// Height of the screen, in lines.
 const SCREEN: usize = 25;
-/// Maximum number of rows in either table, and minimum number of rows in the table of processes.
+/// Maximum and minimum number of rows in either table.
 const ROWS: usize = 5;
 const FEWEST_ROWS: usize = 3;
-/// Lines reserved for remarks, including the empty line before them.
-const REMARKS: usize = 3;
 
 /// Lines of the report.
 pub(super) fn lines(context: &Context) -> Vec<String> {
     let has_many = context.profile.number_of_targets() > 1;
     let groups = groups(context);
     let mut lines = context.title();
+    // Two tables must fit on the screen.
+    lines.truncate(if has_many { 1 } else { usize::MAX });
     lines.extend(context.totals());
-    if !has_many {
-        lines.extend(resident::brief(context));
-    }
+    lines.extend(if has_many { resident::of_all(context) } else { resident::brief(context) });
     lines.extend(answer::without_places(context, &groups));
-    // For a host, the first question is which processes use its memory.
-    let most = if context.profile.idle.is_empty() { ROWS } else { FEWEST_ROWS };
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
+    // Lines reserved for remarks, including the empty line before them, and for the table of processes.
+    let (for_remarks, for_processes) = if has_many { (2, 3 + FEWEST_ROWS) } else { (3, 0) };
     // Each section starts with an empty line, and the table has two lines above its rows.
-    let fitting = SCREEN.saturating_sub(lines.len() + 3 + REMARKS + 1 + files.max(1)).max(FEWEST_ROWS);
-    let (functions, notes) = functions(context, &groups, most.min(fitting));
+    let used = lines.len() + for_processes + 3 + for_remarks + 1 + files.max(1);
+    let (functions, notes) = functions(context, &groups, SCREEN.saturating_sub(used).clamp(FEWEST_ROWS, ROWS));
     let mut free = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
     if has_many {
-        let rows = free.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
+        let rows = free.saturating_sub(for_remarks + 3).clamp(FEWEST_ROWS, ROWS);
         let processes = processes::brief(context, rows);
         free = free.saturating_sub(processes.len() + 1);
         lines.extend(section(processes));
     }
     lines.extend(section(functions));
-    if notes.len() + REMARKS <= free {
+    if notes.len() + 3 <= free {
         free -= notes.len();
         lines.extend(notes);
     }
-    lines.extend(section(fitting_remarks(context, free.max(REMARKS) - 1)));
+    lines.extend(section(fitting_remarks(context, free.max(for_remarks) - 1)));
     lines
 }
 
@@ -140,6 +138,12 @@ fn functions<'a>(context: &Context<'a>, groups: &[Group<'a>], most: usize) -> (V
 /// As many remarks as fit into `free` lines, and the number of remaining ones.
 fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
     let (all, left_out) = remarks::with_refusals(context);
+    if let ([first, others @ ..], 0..2) = (all.as_slice(), free)
+        && others.len() + left_out > 0
+    {
+        let how = format!(" · and {} more (--details)", others.len() + left_out);
+        return context.marked(&(clip(first, context.width.saturating_sub(4 + width(&how))) + &how));
+    }
     let mut lines = Vec::new();
     let mut shown = 0;
     for remark in &all {

@@ -17,6 +17,8 @@ pub struct Call {
     pub place: String,
     /// Whether the place is the module.
     pub is_module: bool,
+    /// Whether it is a call of the program's own code.
+    pub is_own: bool,
     /// For the title of a stack: one word for what it called to allocate. Empty if it called the allocator directly.
     pub via: String,
 }
@@ -54,41 +56,39 @@ impl FrameView {
     pub fn call(&self, profile: &Profile, frame: &Frame) -> Call {
         let place = place(profile, frame);
         let is_module = frame.file.is_none() && !place.is_empty();
-        Call { name: self.name(profile, frame), place, is_module, via: String::new() }
-    }
-
-    /// Classifies a frame. With `all_frames`, every frame counts as the program's own.
-    pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
-        if self.all_frames { Origin::Program } else { self.rules.origin(profile, frame) }
+        Call { name: self.name(profile, frame), place, is_module, is_own: false, via: String::new() }
     }
 
     /// Selects the frames to show. `origins` has the class of each frame.
     pub fn shown(&self, stack: &Stack, origins: &[Origin]) -> Shown {
         if self.all_frames {
-            return Shown { frames: (allocator_frames(stack)..stack.frames.len()).collect(), via: None };
+            return Shown::new((allocator_frames(stack)..stack.frames.len()).collect(), origins, None);
         }
-        let Shown { frames, via } = Shown::of(origins);
-        let is_informative = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
+        let shown = Shown::of(origins);
+        let is_informative = |at: &usize| match (&stack.frames[*at].function, shown.frames.first()) {
             (Some(function), _) => !is_allocator_function(function),
             // Only the module of this frame is known, which is informative only if it differs from the title's.
             (None, first) => first.is_some_and(|first| stack.frames[*first].module != stack.frames[*at].module),
         };
-        let via = via.filter(is_informative);
-        Shown { frames, via }
+        Shown { via: shown.via.filter(is_informative), ..shown }
     }
 
     /// Classifies the frames of a stack and selects those to show.
     pub fn shown_of(&self, profile: &Profile, stack: &Stack, known: &mut KnownOrigins) -> Shown {
         let origin =
-            |frame: &Arc<Frame>| *known.entry(Arc::as_ptr(frame)).or_insert_with(|| self.origin(profile, frame));
+            |frame: &Arc<Frame>| *known.entry(Arc::as_ptr(frame)).or_insert_with(|| self.rules.origin(profile, frame));
         let origins: Vec<Origin> = stack.frames.iter().map(origin).collect();
         self.shown(stack, &origins)
     }
 
     /// The calls of a stack that are shown, innermost first.
     pub fn calls(&self, profile: &Profile, stack: &Stack, shown: &Shown) -> Vec<Call> {
-        let Shown { frames, via } = shown;
-        let mut calls: Vec<Call> = frames.iter().map(|at| self.call(profile, &stack.frames[*at])).collect();
+        let Shown { frames, foreign, via } = shown;
+        let call = |at: &usize| {
+            let is_own = foreign.binary_search(at).is_err();
+            Call { is_own, ..self.call(profile, &stack.frames[*at]) }
+        };
+        let mut calls: Vec<Call> = frames.iter().map(call).collect();
         if let (Some(first), Some(via)) = (calls.first_mut(), via) {
             first.via = word(profile, &stack.frames[*via]);
         }
@@ -139,9 +139,17 @@ pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) 
     folded
 }
 
-/// Renders the chain in at most `limit` lines of at most `columns`. If it does not fit, the middle is left out. `lead`
+/// Renders the chain in at most `limit` lines of at most `columns`. If it does not fit, calls of libraries in its middle
+/// are left out; the program's own may take `most` lines. Only if they do not fit there, some are left out, too. `lead`
 /// (a process name) precedes it; `cut` is the reason why the stack is incomplete.
-pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit: usize, color: bool) -> Vec<String> {
+pub fn lines(
+    chain: &Chain,
+    lead: &str,
+    cut: Option<&str>,
+    columns: usize,
+    (limit, most): (usize, usize),
+    color: bool,
+) -> Vec<String> {
     let laid_out = |pieces: &mut dyn Iterator<Item = Piece>| {
         let mut lines = Lines { done: Vec::new(), line: String::new(), used: 0, columns, color };
         if !lead.is_empty() {
@@ -151,22 +159,21 @@ pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit
         lines
     };
     let pieces: Vec<Piece> = (0..chain.len()).map(|index| piece(chain, index, columns)).collect();
-    let (last, all) = (chain.len().saturating_sub(1), chain.len());
-    // Keeps the outermost call and as many inner calls as fit.
-    let shortened = |inner: usize| {
-        let left_out = [(Style::Dim, format!("← … {} more …", last - inner))];
-        let left_out = std::iter::once(left_out.to_vec());
-        laid_out(&mut pieces[..inner].iter().cloned().chain(left_out).chain(pieces[last..].iter().cloned()))
-    };
-    let whole = laid_out(&mut pieces.iter().cloned());
-    let fits = |lines: &Lines| lines.number() <= limit;
-    let mut lines = if fits(&whole) || all < 3 {
-        whole
-    } else {
-        (1..last).rev().map(shortened).find(fits).unwrap_or_else(|| {
+    // The calls at both ends stay. The others are left out from the outermost on.
+    let last = chain.len().saturating_sub(1);
+    let (own, foreign): (Vec<usize>, Vec<usize>) = (1..last).rev().partition(|at| chain[*at].0.is_own);
+    let order = [foreign.as_slice(), &own].concat();
+    let without = |number: usize| laid_out(&mut with_gaps(chain, &pieces, &order[..number]).into_iter());
+    let within = |limit| move |lines: &Lines| lines.number() <= limit;
+    let fitting = (0..=foreign.len()).map(without).find(within(limit));
+    let fitting = fitting.or_else(|| (foreign.len()..=order.len()).map(without).find(within(limit.max(most))));
+    let mut lines = match fitting {
+        Some(lines) => lines,
+        None if chain.len() < 3 => without(0),
+        None => {
             let more = vec![(Style::Dim, format!("← {last} more"))];
             laid_out(&mut pieces[..1].iter().cloned().chain(std::iter::once(more)))
-        })
+        }
     };
     if chain.is_empty() && cut.is_none() {
         lines.push(&[(Style::Dim, "[no stack]".into())]);
@@ -175,6 +182,26 @@ pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit
         lines.push(&[(Style::Warning, clip(&format!("… incomplete: {cut}"), columns))]);
     }
     lines.finish()
+}
+
+/// The pieces of a chain without some of its calls. What is left out is counted, and so are the program's own calls.
+fn with_gaps(chain: &Chain, pieces: &[Piece], left_out: &[usize]) -> Vec<Piece> {
+    let mut is_left_out = vec![false; chain.len()];
+    left_out.iter().for_each(|at| is_left_out[*at] = true);
+    let numbers: Vec<usize> = (0..chain.len()).collect();
+    let runs = numbers.chunk_by(|a, b| is_left_out[*a] && is_left_out[*b]);
+    let piece = |run: &[usize]| {
+        if !is_left_out[run[0]] {
+            return pieces[run[0]].clone();
+        }
+        let own = match run.iter().filter(|at| chain[**at].0.is_own).count() {
+            0 => String::new(),
+            own if own == run.len() => " of the program".to_owned(),
+            own => format!(", {own} of the program"),
+        };
+        vec![(Style::Dim, format!("← … {} more{own} …", run.len()))]
+    };
+    runs.map(piece).collect()
 }
 
 /// Styled text.
@@ -245,14 +272,14 @@ mod tests {
     use super::*;
 
     fn named(name: &str, place: &str, is_module: bool) -> Call {
-        Call { name: name.into(), place: place.into(), is_module, via: String::new() }
+        Call { name: name.into(), place: place.into(), is_module, ..Call::default() }
     }
 
     #[test]
     fn a_module_is_named_where_it_begins() {
         let of = |name, module| (named(name, module, true), false);
         let chain = vec![of("f", "a.so"), of("g", "a.so"), of("h", "b.so"), of("i", "a.so"), of("j", "a.so")];
-        assert_eq!(lines(&chain, "", None, 80, 3, false), ["f a.so ← g ← h b.so ← i a.so ← j"]);
+        assert_eq!(lines(&chain, "", None, 80, (3, 3), false), ["f a.so ← g ← h b.so ← i a.so ← j"]);
     }
 
     fn folded(text: &str) -> String {
@@ -280,7 +307,7 @@ mod tests {
     fn chains_wrap_and_are_shortened_in_the_middle() {
         let call = |index: usize| (named(&format!("function_{index}"), &format!("file.c:{index}"), false), false);
         let chain: Chain = (0..20).map(call).collect();
-        let lines = lines(&chain, "", None, 60, 2, false);
+        let lines = lines(&chain, "", None, 60, (2, 2), false);
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[0].starts_with("function_0 file.c:0 ← function_1"));
         assert!(lines[1].ends_with("← … 16 more … ← function_19 file.c:19"), "{lines:?}");
@@ -288,9 +315,29 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_libraries_are_left_out_before_the_programs_own() {
+        let call = |index: usize| {
+            let is_own = matches!(index, 0 | 5 | 10 | 19);
+            let name = format!("{}_{index}", if is_own { "own" } else { "library" });
+            (Call { is_own, ..named(&name, "", false) }, false)
+        };
+        let chain: Chain = (0..20).map(call).collect();
+        let short = lines(&chain, "", None, 50, (2, 2), false).join(" ");
+        let is_own = |name: &str| name.starts_with("own");
+        assert_eq!(short.split(' ').filter(|name| is_own(name)).count(), 4, "{short}");
+        assert!(short.contains(" more … ← own_10 ← … 8 more … ← own_19"), "{short}");
+        // The program's own calls may take more lines, and are counted where there are too many of them.
+        let own: Chain = chain.into_iter().map(|(call, again)| (Call { is_own: true, ..call }, again)).collect();
+        let whole = lines(&own, "", None, 50, (2, 12), false);
+        assert!(whole.len() > 2 && !whole.concat().contains('…'), "{whole:?}");
+        let cut = lines(&own, "", None, 50, (2, 3), false);
+        assert!(cut.len() == 3 && cut[2].contains(" more of the program … ← own_19"), "{cut:?}");
+    }
+
+    #[test]
     fn a_cut_stack_says_why() {
         let chain = vec![(named("f", "", false), true)];
-        let lines = lines(&chain, "server (1)", Some("stack copy too small"), 80, 3, false);
+        let lines = lines(&chain, "server (1)", Some("stack copy too small"), 80, (3, 3), false);
         assert_eq!(lines, ["server (1): f ↻ … incomplete: stack copy too small"]);
     }
 }

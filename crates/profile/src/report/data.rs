@@ -64,23 +64,29 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, csv::E
     writer.into_inner().map_err(|error| error.into_error().into())
 }
 
-/// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`. The rows have the same
-/// figures as the profile's own JSON.
+/// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`, with
+/// suspects also `full`. The rows have the same figures as the profile's own JSON.
 ///
 /// # Errors
 /// The view could not be encoded.
 pub fn json(profile: &Profile, options: &ReportOptions) -> serde_json::Result<String> {
     let options = &with_all_frames(options);
     let context = Context::new(profile, options);
-    let table = table(&context);
-    let rows: Vec<Json> = table.rows.iter().map(|row| row.json(&context, &table)).collect();
-    let whole = json!({
+    let rows = |table: &Table| -> Vec<Json> { table.rows.iter().map(|row| row.json(&context, table)).collect() };
+    let (table, full) = if options.suspects {
+        let [suspects, full] = of_suspects(&context);
+        (suspects, Some(rows(&full)))
+    } else {
+        (table(&context), None)
+    };
+    let mut whole = json!({
         "view": view(options).unwrap_or("stack"),
         "subject": subject(profile),
         "sorted_by": context.sort.name(),
         "confidence": options.confidence,
-        "rows": rows,
+        "rows": rows(&table),
     });
+    full.into_iter().for_each(|full| whole["full"] = full.into());
     pretty_json(&whole)
 }
 
@@ -136,7 +142,10 @@ impl Row {
 
 fn table(context: &Context) -> Table {
     match (&context.options.tree, context.options.by) {
-        _ if context.options.suspects => of_suspects(context),
+        _ if context.options.suspects => {
+            let [suspects, _] = of_suspects(context);
+            suspects
+        }
         (Some(tree), _) => of_tree(context, tree),
         (None, By::Stack) => of_stacks(context),
         (None, by) => of_entries(context, by),
@@ -188,7 +197,8 @@ fn of_tree(context: &Context, tree: &Tree) -> Table {
 const OF_SUSPECTS: &str = "growth_per_second growth_low growth_high q_value usual_seconds freed beyond_seconds older \
     freed_beyond expected_beyond";
 
-fn of_suspects(context: &Context) -> Table {
+/// The suspects; and stacks that were filled and have not changed since, so that they are not taken for leaks.
+fn of_suspects(context: &Context) -> [Table; 2] {
     let groups = judged_groups(context);
     let found = suspects::find(context, &groups);
     let suspect = |suspect: &Suspect| {
@@ -217,11 +227,19 @@ fn of_suspects(context: &Context) -> Table {
         let keys = [json!(suspect.why.name()), json!(suspect.name)].into_iter().chain(stack_keys(context, first));
         Some(Row { keys: keys.collect(), pool, more })
     };
-    Table {
+    let full = |(group, seconds): &(&Group, f64)| Row {
+        keys: stack_keys(context, group),
+        pool: group.pool.clone(),
+        more: vec![json!(seconds)],
+    };
+    let full =
+        Table { keys: STACK_KEYS.into(), more: vec!["full_seconds"], rows: found.full.iter().map(full).collect() };
+    let suspects = Table {
         keys: ["why", "function"].into_iter().chain(STACK_KEYS).collect(),
         more: OF_SUSPECTS.split(' ').collect(),
         rows: found.suspects.iter().filter_map(suspect).collect(),
-    }
+    };
+    [suspects, full]
 }
 
 #[cfg(test)]

@@ -75,8 +75,9 @@ fn first_screens_are_short_and_plain() {
         testing::partly_read(),
         testing::with_go_heap(),
     ] {
-        for width in [80, 100] {
-            let text = report(&profile, &ReportOptions { brief: true, width, ..ReportOptions::default() });
+        for (width, files) in [(80, 0), (80, 1), (100, 0), (100, 1)] {
+            let files = vec![("x.json".to_owned(), "heapbpf report x.json".to_owned()); files];
+            let text = report(&profile, &ReportOptions { brief: true, width, files, ..ReportOptions::default() });
             assert!(text.lines().count() <= 25, "{text}");
             let mut said = HashSet::new();
             for line in text.lines().filter(|line| !line.is_empty()) {
@@ -86,5 +87,27 @@ fn first_screens_are_short_and_plain() {
                 assert!(!text.to_lowercase().contains(word), "{word}: {text}");
             }
         }
+    }
+}
+
+/// The first screen of a whole host has room for the largest functions, and one line for all resident memory.
+#[test]
+fn the_first_screen_of_a_host_has_its_functions_and_its_resident_memory() {
+    let mut profile = testing::whole_host();
+    for name in ["first", "second", "third"] {
+        let mut row = profile.rows[0].clone();
+        let rename = |frame: &mut crate::model::Frame| frame.function = Some(name.into());
+        row.key.stack = std::sync::Arc::new(row.key.stack.with_frames(&mut Default::default(), rename));
+        profile.rows.push(row);
+    }
+    for width in [80, 100] {
+        let files = vec![("x.json".to_owned(), "heapbpf report x.json".to_owned())];
+        let text = report(&profile, &ReportOptions { brief: true, width, files, ..ReportOptions::default() });
+        let rows = text.lines().skip_while(|line| !line.starts_with("By function")).skip(2);
+        assert_eq!(rows.take_while(|line| !line.is_empty()).filter(|line| line.contains('%')).count(), 5, "{text}");
+        assert!(text.lines().count() <= 25, "{text}");
+        let resident: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("resident")).collect();
+        assert_eq!(resident.len(), 1, "{text}");
+        assert!(resident[0].contains("938 MiB = heap 480 MiB + anonymous 2.00 MiB + other 456 MiB"), "{text}");
     }
 }

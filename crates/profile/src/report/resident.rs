@@ -112,6 +112,21 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     lines.into_iter().map(|line| line.replace(TOGETHER, " ")).collect()
 }
 
+/// The resident memory of all programs together on one line; empty if none was measured. That of processes that have
+/// ended is added only if nothing is resident any more.
+pub(super) fn of_all(context: &Context) -> Vec<String> {
+    let measured = measured(context, GroupBy::Program);
+    let has_present = measured.iter().any(|(_, resident)| !resident.is_before_end);
+    let mut counted = measured.iter().map(|(_, resident)| *resident).filter(|it| it.is_before_end != has_present);
+    let Some(mut sum) = counted.next() else { return Vec::new() };
+    counted.for_each(|resident| sum.add(&resident));
+    let once = sum.pss_bytes.filter(|pss| sum.is_much(sum.total_bytes().saturating_sub(*pss) as f64));
+    let once = once.map_or_else(String::new, |pss| format!("; {} if shared pages count once", bytes(pss as f64)));
+    let when = if has_present { "" } else { ", of each shortly before it ended" };
+    let lines = context.titled("resident", &(large_parts(&sum, ("", "")) + &once + when), Style::Plain, 1);
+    lines.into_iter().map(|line| line.replace(TOGETHER, " ")).collect()
+}
+
 /// The processes whose memory an entry has. Idle ones that have ended count only if nothing else of the program is left.
 pub(super) fn with_memory<'a>(profile: &'a Profile, entry: &'a Entry) -> impl Iterator<Item = &'a Process> {
     let has_ended = entry.has_ended(profile);

@@ -54,6 +54,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 
 /// Maximum number of lines for the calls of a stack.
 const STACK_LINES: usize = 3;
+/// Maximum number of lines for the program's own calls, where they need more.
+const OWN_LINES: usize = 12;
 /// Indentation of the calls of a stack, in columns.
 pub(super) const INDENT: usize = 6;
 
@@ -88,7 +90,7 @@ impl Group<'_> {
     /// Calls, mostly its own, on at most `limit` lines, indented.
     pub(super) fn calls(&self, context: &Context, chain: &Chain, limit: usize) -> Vec<String> {
         let (lead, cut, columns) = (self.name.as_ref(), self.cut.as_deref(), context.width - INDENT);
-        let lines = chain::lines(chain, lead, cut, columns, limit, context.options.color);
+        let lines = chain::lines(chain, lead, cut, columns, (limit, OWN_LINES), context.options.color);
         lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
     }
 
@@ -194,14 +196,14 @@ fn stack_keys(context: &Context, interned: &Interned, kind: StackKeyKind, shown:
 
 /// For each stack, the indices of the frames that are shown.
 fn shown_places(context: &Context, interned: &Interned, view: FrameView) -> Vec<Shown> {
-    let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.origin(context.profile, frame)).collect();
+    let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.rules.origin(context.profile, frame)).collect();
     let of_stack = |stack: u32| {
         let ids = interned.frame_ids(stack);
         let origins: Vec<Origin> = ids.iter().map(|frame| origins[*frame as usize]).collect();
         let stack = interned.stacks[stack as usize].stack;
         // An empty stack has one placeholder frame for viewers.
         let has_frames = stack.frames.len() == ids.len();
-        if has_frames { view.shown(stack, &origins) } else { Shown { frames: (0..ids.len()).collect(), via: None } }
+        if has_frames { view.shown(stack, &origins) } else { Shown::new((0..ids.len()).collect(), &origins, None) }
     };
     (0..interned.stacks.len() as u32).map(of_stack).collect()
 }

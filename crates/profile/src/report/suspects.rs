@@ -89,6 +89,11 @@ impl<'a> Suspect<'a> {
         freeing.any(|group| group.function(context) == self.function)
     }
 
+    /// Whether it is this function of this program.
+    pub(super) fn is_of(&self, program: &str, function: &FunctionKey) -> bool {
+        self.function == *function && self.stacks.first().is_some_and(|group| group.name == program)
+    }
+
     pub(super) fn inuse_bytes(&self) -> f64 {
         self.stacks.iter().map(|group| in_use(group)).sum()
     }
@@ -101,7 +106,7 @@ pub(super) struct SuspectFindings<'a> {
     /// Number of stacks that could be judged.
     pub(super) judged: u64,
     /// Stacks that grew earlier but no longer grow, the largest first, with the age of the youngest block in seconds.
-    full: Vec<(&'a Group<'a>, f64)>,
+    pub(super) full: Vec<(&'a Group<'a>, f64)>,
 }
 
 /// A stack with the results of its tests.
@@ -246,7 +251,7 @@ pub(super) fn ages(group: &Group) -> Vec<Octave> {
     outliving::added(group.lifetimes.iter().map(|(lifetimes, _)| lifetimes.ages.as_slice()))
 }
 
-fn in_use(group: &Group) -> f64 {
+pub(super) fn in_use(group: &Group) -> f64 {
     group.pool.total(Value::InuseSpace) + group.pool.total(Value::AtExitSpace)
 }
 
@@ -417,8 +422,9 @@ fn no_longer_growing(context: &Context, full: &[(&Group, f64)], most: usize) -> 
     let mut lines = vec![String::new(), context.headed("Full: nothing freed, and no longer growing", &about)];
     let chains = chains_apart(context, full.iter().take(most).map(|(group, _)| *group));
     for (number, ((group, seconds), chain)) in full.iter().zip(&chains).enumerate() {
-        let about = format!(", unchanged for {}", units::seconds(*seconds));
-        lines.push(head(context, number, &held(context, group), &about));
+        let (amount, bounds) = held(context, group);
+        let about = format!(", since {}", units::seconds(*seconds));
+        lines.push(head(context, number, &(format!("full at {amount}"), bounds), &about));
         lines.extend(group.calls(context, chain, STACK_LINES));
     }
     lines

@@ -739,7 +739,7 @@ fn functions_whose_short_names_are_equal_are_told_apart() {
         assert!(has("libjson.so") && (has("server") || options.brief), "{text}");
     }
     let names = |profile: &Profile| -> Vec<String> {
-        let growing = growing(profile, 0.95, 5).expect("known");
+        let growing = growing(profile, 0.95, FrameView::default(), 5).expect("known");
         growing.into_iter().map(|it| it.name).filter(|name| name.starts_with("grow")).collect()
     };
     let sorted = |mut names: Vec<String>| {
@@ -748,4 +748,37 @@ fn functions_whose_short_names_are_equal_are_told_apart() {
     };
     assert_eq!(sorted(names(&profile)), ["grow(int)", "grow(long)"]);
     assert_eq!(sorted(names(&elsewhere)), ["grow (libjson.so)", "grow (server)"]);
+}
+
+#[test]
+fn what_was_said_already_is_not_said_again() {
+    let mut profile = testing::small();
+    let note = "the command was ended: Killed, signal 9";
+    profile.notes.insert(0, note.into());
+    let says = |said| report(&profile, &ReportOptions { said, ..ReportOptions::default() }).contains(note);
+    assert!(says(None) && !says(Some(note.into())));
+}
+
+/// A cache that is full is told apart from what grows, wherever suspects are shown.
+#[test]
+fn what_is_full_is_shown_with_the_suspects() {
+    let mut profile = golden::leaking().only_process(0);
+    let mut full = profile.rows[0].clone();
+    let rename = |frame: &mut Frame| frame.function = Some("cache".into());
+    full.key.stack = Arc::new(full.key.stack.with_frames(&mut Default::default(), rename));
+    full.lifetimes.as_mut().expect("lifetimes").ages = vec![Octave { exponent: 34, freed: 0, left: 20 }];
+    full.growth = None;
+    profile.rows.push(full);
+    let found = growing(&profile, 0.95, FrameView::default(), 5).expect("known");
+    let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["grow", "cache"]);
+    assert!(found[1].how_much.starts_with("full at ") && found[1].how_much.ends_with(" since 17.2 s"), "{found:?}");
+    assert!(found[1].per_second.is_none());
+    let options = ReportOptions { suspects: true, ..ReportOptions::default() };
+    let text = report(&profile, &options);
+    assert!(text.contains("full at ") && text.contains(", since 17"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&data::json(&profile, &options).expect("JSON")).expect("JSON");
+    assert_eq!(json["rows"].as_array().map(Vec::len), Some(1), "it is no suspect: {json}");
+    assert_eq!(json["full"][0]["stack"][0], "cache");
+    assert!(json["full"][0]["full_seconds"].as_f64().is_some_and(|seconds| seconds > 17.0), "{json}");
 }

@@ -79,9 +79,10 @@ impl ServerState {
 
     /// Finds the leak suspects of a profile, and remembers them. Returns the CPU time that it took.
     async fn suspect(&self, profile: Arc<Shared>) -> Duration {
+        let frames = self.frames;
         let found = in_thread((), move || {
             let cpu_before = thread_cpu_time();
-            let growing = growing(&profile.made.profile, page::CONFIDENCE, MOST_SUSPECTS).unwrap_or_default();
+            let growing = growing(&profile.made.profile, page::CONFIDENCE, frames, MOST_SUSPECTS).unwrap_or_default();
             (profile, growing, thread_cpu_time().saturating_sub(cpu_before))
         });
         // If it panicked, the last ones stay.

@@ -88,8 +88,8 @@ impl Top {
                     return chain.iter().take(most).map(line).map(|text| (text, theme.name())).collect();
                 }
                 let lead = leaves.program_name(leaves.program(*leaf));
-                let lines =
-                    chain_lines(&chain, lead, stack.cut.as_deref(), columns.saturating_sub(1), most.max(1), false);
+                let limits = (most.max(1), most);
+                let lines = chain_lines(&chain, lead, stack.cut.as_deref(), columns.saturating_sub(1), limits, false);
                 lines.into_iter().map(|text| (text, theme.name())).collect()
             }
             RowId::Program(program) => {
