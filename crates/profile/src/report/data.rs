@@ -228,7 +228,7 @@ fn of_suspects(context: &Context) -> [Table; 2] {
         Some(Row { keys: keys.collect(), pool, more })
     };
     let full = |(group, seconds): &(&Group, f64)| Row {
-        keys: stack_keys(context, group),
+        keys: stack_keys(context, group).into(),
         pool: group.pool.clone(),
         more: vec![json!(seconds)],
     };

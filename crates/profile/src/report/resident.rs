@@ -123,7 +123,7 @@ pub(super) fn of_all(context: &Context) -> Vec<String> {
     let once = sum.pss_bytes.filter(|pss| sum.is_much(sum.total_bytes().saturating_sub(*pss) as f64));
     let once = once.map_or_else(String::new, |pss| format!("; {} if shared pages count once", bytes(pss as f64)));
     let when = if has_present { "" } else { ", of each shortly before it ended" };
-    let lines = context.titled("resident", &(large_parts(&sum, ("", "")) + &once + when), Style::Plain, 1);
+    let lines = context.titled("resident", &(large_parts(&sum, &[]) + &once + when), Style::Plain, 1);
     lines.into_iter().map(|line| line.replace(TOGETHER, " ")).collect()
 }
 
