@@ -107,6 +107,15 @@ pub fn mappings(pid: u32) -> Vec<MemoryMap> {
     of_process(pid, Process::maps).expect("it runs").0
 }
 
+/// The sum of a field of `smaps` over the mappings of a process that count, in bytes.
+///
+/// # Panics
+/// If it does not run.
+pub fn memory_bytes(pid: u32, field: &str, counts: impl Fn(&MemoryMap) -> bool) -> u64 {
+    let all = of_process(pid, Process::smaps).expect("it runs");
+    all.iter().filter(|map| counts(map)).filter_map(|map| map.extension.map.get(field)).sum()
+}
+
 /// The file of a mapping; empty if it has none.
 pub fn file_of(mapping: &MemoryMap) -> &str {
     match &mapping.pathname {

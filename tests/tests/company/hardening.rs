@@ -1,7 +1,6 @@
 //! What a recording drops once its probes are in place, what its command does not inherit, and that no target memory
 //! leaks into a core dump, a file, a spool or a log.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -17,21 +16,11 @@ use heapbpf_tests::receivers::Reserved;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
+use object::{Object as _, ObjectSegment as _};
+use procfs::process::{Process, Status};
 
-/// Type of an ELF segment that is loaded into memory.
-const PT_LOAD: usize = 1;
 /// User and group id of a user without privileges.
 const NOBODY: u32 = 65534;
-
-/// Fields of a `status` file of a process or a thread, as text.
-fn status(path: &Path) -> Option<BTreeMap<String, String>> {
-    let text = fs::read_to_string(path.join("status")).ok()?;
-    Some(text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.into(), v.trim().into())).collect())
-}
-
-fn capabilities(status: &BTreeMap<String, String>, field: &str) -> u64 {
-    u64::from_str_radix(&status[field], 16).expect("hexadecimal digits")
-}
 
 /// BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH, CHECKPOINT_RESTORE: to hook new processes. SYS_NICE: to be in time.
 const NEEDED: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2 | 1 << 40 | 1 << 23;
@@ -46,24 +35,20 @@ const ADMIN: u64 = 1 << 21;
 /// restricts itself as soon as it gets a processor, which may be after heapbpf has said where it listens.
 fn restricted(pid: u32, needed: u64) {
     let threads = || {
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
-        threads.filter_map(|thread| status(&thread.path())).collect::<Vec<_>>()
+        let threads = Process::new(pid.cast_signed()).and_then(|process| process.tasks()).expect("it runs");
+        threads.flatten().filter_map(|thread| thread.status().ok()).collect::<Vec<_>>()
     };
-    let is_server = |thread: &BTreeMap<String, String>| thread["Name"] == "server";
-    until("the server has no capabilities", || {
-        threads().iter().any(|thread| is_server(thread) && capabilities(thread, "CapPrm") == 0)
-    });
+    let is_server = |thread: &Status| thread.name == "server";
+    until("the server has no capabilities", || threads().iter().any(|thread| is_server(thread) && thread.capprm == 0));
     let threads = threads();
     assert!(threads.len() >= 3, "{threads:?}");
     let sudo = if std::env::var_os("SUDO_UID").is_some() { WRITING } else { 0 };
     for thread in &threads {
-        let name = &thread["Name"];
-        assert_eq!((&*thread["NoNewPrivs"], &*thread["Seccomp"]), ("1", "2"), "{name}");
+        let name = &thread.name;
+        assert_eq!((thread.nonewprivs, thread.seccomp), (Some(1), Some(2)), "{name}");
         let allowed = if ["server", "history"].contains(&name.as_str()) { 0 } else { needed | sudo };
-        for field in ["CapEff", "CapPrm", "CapInh"] {
-            let extra = capabilities(thread, field) & !allowed;
-            assert_eq!(extra, 0, "{name} keeps {extra:x} in {field}");
-        }
+        let extra = (thread.capeff | thread.capprm | thread.capinh) & !allowed;
+        assert_eq!(extra, 0, "{name} keeps {extra:x}");
     }
     assert!(threads.iter().any(is_server), "{threads:?}");
 }
@@ -148,14 +133,8 @@ fn occurrences(bytes: &[u8], marker: &[u8]) -> usize {
 /// The memory in a core dump, without the registers of each thread, which may hold some of what the thread copied last.
 fn memory_of(core: &Path) -> Vec<u8> {
     let core = fs::read(core).expect("readable");
-    let number = |at: usize, bytes: usize| {
-        let word: Vec<u8> = core[at..at + bytes].iter().copied().chain([0; 8]).take(8).collect();
-        usize::try_from(u64::from_le_bytes(word.try_into().expect("eight bytes"))).expect("64 bits")
-    };
-    // The ELF file's header, and its program header table.
-    let (table, size, count) = (number(32, 8), number(54, 2), number(56, 2));
-    let segments = (0..count).map(|segment| table + segment * size).filter(|at| number(*at, 4) == PT_LOAD);
-    segments.map(|at| &core[number(at + 8, 8)..][..number(at + 32, 8)]).collect::<Vec<_>>().concat()
+    let core = object::File::parse(&*core).expect("an ELF file");
+    core.segments().flat_map(|segment| segment.data().expect("it is whole")).copied().collect()
 }
 
 fn files_in(dir: &Path) -> Vec<std::path::PathBuf> {

@@ -8,7 +8,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, mapped, recorder};
 use heapbpf_tests::program::program;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, memory_bytes, until};
 use heapbpf_tests::torture::Limited;
 
 /// Rounds of hooking and unhooking. The long set has more.
@@ -143,20 +143,8 @@ fn children_of_a_hooked_process_allocate() {
 fn taken(pid: u32) -> [u64; 2] {
     let ours: Vec<u64> = mapped(pid).iter().map(|map| map.address.0).collect();
     let (lowest, highest) = (ours.iter().min().copied().unwrap_or(1), ours.iter().max().copied().unwrap_or(0));
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the target runs");
-    let mut is_ours = false;
-    let mut sums = [0, 0];
-    for line in smaps.lines() {
-        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
-        if let Some(start) = range.and_then(|(start, _)| u64::from_str_radix(start, 16).ok()) {
-            is_ours = (lowest..=highest).contains(&start);
-        }
-        for (sum, name) in sums.iter_mut().zip(["Anonymous:", "Locked:"]) {
-            let kib = line.strip_prefix(name).and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-            *sum += kib.filter(|_| is_ours).unwrap_or(0);
-        }
-    }
-    sums
+    ["Anonymous", "Locked"]
+        .map(|field| memory_bytes(pid, field, |map| (lowest..=highest).contains(&map.address.0)) >> 10)
 }
 
 /// What heapbpf maps stays, and the next recording with the same settings reuses it.

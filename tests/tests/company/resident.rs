@@ -12,21 +12,13 @@ use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::{Target, resident_bytes, stat, until};
+use heapbpf_tests::target::{Target, memory_bytes, resident_bytes, stat, until};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// The parts that add up to resident memory.
 const PARTS: [&str; 9] = ["heap", "files", "stacks", "shared", "jit_code", "runtime", "heapbpf", "other", "anonymous"];
-
-/// The sum of a field over all mappings of a process, in bytes.
-fn sum_of_mappings(pid: u32, field: &str) -> u64 {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
-    let kib =
-        smaps.lines().filter_map(|line| line.strip_prefix(field)?.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.sum::<u64>() * 1024
-}
 
 /// Starts a program that waits for something that never comes. `None` if it is not installed.
 fn waiting(words: &str) -> Option<Child> {
@@ -79,7 +71,7 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let holding = Target::start::<&str>(&program("resident"), []);
     let pids: Vec<u32> = idle.iter().map(std::process::Child::id).chain([holding.pid()]).collect();
     pids.iter().for_each(|pid| group.take("", *pid));
-    let resident = || pids.iter().map(|pid| sum_of_mappings(*pid, "Rss:")).collect::<Vec<u64>>();
+    let resident = || pids.iter().map(|pid| memory_bytes(*pid, "Rss", |_| true)).collect::<Vec<u64>>();
     // Once they have started, all of them sleep. One that waits for a CPU has not.
     let are_asleep = || pids.iter().all(|pid| stat(*pid).state == 'S');
     let mut last = Vec::new();

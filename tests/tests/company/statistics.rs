@@ -263,15 +263,3 @@ fn calibrated_sums_are_exact() {
     assert!(report.contains("calibrated"), "{report}");
     assert!(!report.contains("do not trust"), "{report}");
 }
-
-/// The profile also has the interval that is valid for every mix of sizes.
-#[test]
-fn the_guaranteed_interval_holds_the_truth() {
-    let Some(_turn) = turn("the_guaranteed_interval_holds_the_truth") else { return };
-    let (outcome, _) = record("mix", &["100000"], &["--interval", "4096"]);
-    let profile: serde_json::Value = output::read(&outcome.file("profile.json"));
-    let bytes = &profile["totals"]["alloc_bytes"];
-    let end = |name: &str| bytes["guaranteed"][name].as_f64().expect("a number");
-    let exact = bytes["exact"].as_f64().expect("counted");
-    assert!(end("low") < exact && exact < end("high") && end("high") - end("low") < 0.2 * exact, "{bytes}");
-}

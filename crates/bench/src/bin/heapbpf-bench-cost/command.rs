@@ -10,9 +10,9 @@ use heapbpf_kernel::guardian::Guardian;
 use heapbpf_record::cost::trial::{Allocator, Baseline};
 use heapbpf_record::cost::workload::Workload;
 
-use super::Options;
 use super::pairs::{Where, attach};
 use super::pinned::Library;
+use super::{Options, SIZE};
 
 const PAIRS: u64 = 300_000;
 
@@ -33,14 +33,14 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
         for (arguments, ns, to_baseline) in &mut rows {
             let mut at_baseline = |workload: &mut Workload| -> anyhow::Result<f64> {
                 attach(&mut baseline, &allocator, pid, Where::Everywhere, false)?;
-                let spent = workload.run(PAIRS / 2, options.size)?;
+                let spent = workload.run(PAIRS / 2, SIZE)?;
                 baseline.off();
                 Ok(spent.cpu_ns as f64 / (PAIRS / 2) as f64)
             };
             let before = at_baseline(&mut workload)?;
             let arguments = [&["--hook", "probe"][..], *arguments].concat();
             let mut running = start(heapbpf, pid, &arguments)?;
-            let spent = workload.run(PAIRS, options.size)?;
+            let spent = workload.run(PAIRS, SIZE)?;
             stop(&mut running)?;
             let after = at_baseline(&mut workload)?;
             ns.push(spent.cpu_ns as f64 / PAIRS as f64);

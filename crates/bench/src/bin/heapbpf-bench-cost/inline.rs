@@ -7,9 +7,9 @@ use heapbpf_bench::quantiles::{median, quantile, spread};
 use heapbpf_bench::recording::{is_hooked, stop};
 use heapbpf_record::cost::workload::Workload;
 
-use super::Options;
 use super::command::start;
 use super::pinned::Library;
+use super::{Options, SIZE};
 
 /// Pairs in a slice, over all threads: some tens of milliseconds.
 const PAIRS: u64 = 4_000_000;
@@ -98,7 +98,7 @@ fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
         ("an allocation, its stack", &["-i", &interval, "--no-live"]),
         ("the same, and its free", &["-i", &interval]),
     ];
-    let share = 1.0 - (1.0 - 1.0 / f64::from(SAMPLED_INTERVAL)).powf(options.size as f64);
+    let share = 1.0 - (1.0 - 1.0 / f64::from(SAMPLED_INTERVAL)).powf(SIZE as f64);
     let mut taken = vec![Vec::new(); rows.len()];
     for _ in 0..options.rounds.div_ceil(8).max(3) {
         for ((_, arguments), taken) in rows.iter().zip(&mut taken) {
@@ -107,7 +107,7 @@ fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
             wait_until_still(running.id())?;
             let mut slices = Vec::new();
             for _ in 0..SAMPLED_SLICES {
-                slices.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+                slices.push(workload.run(SAMPLED_PAIRS, SIZE)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
                 std::thread::sleep(BETWEEN);
             }
             stop(&mut running)?;
@@ -136,7 +136,7 @@ fn row(
     let pairs = if matches!(allocator, MUSL | PYTHON) { SLOW_PAIRS } else { PAIRS };
     let of_each = pairs / threads.parse::<u64>()?;
     let slices = |workload: &mut Workload| -> anyhow::Result<Vec<f64>> {
-        let slice = || Ok(workload.run(of_each, options.size)?.cpu_ns as f64 / pairs as f64);
+        let slice = || Ok(workload.run(of_each, SIZE)?.cpu_ns as f64 / pairs as f64);
         std::iter::repeat_with(slice).take(SLICES).collect()
     };
     let undisturbed = |slices: &[f64]| quantile(slices, UNDISTURBED);

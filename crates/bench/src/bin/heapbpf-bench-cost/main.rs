@@ -15,6 +15,9 @@ use clap::Parser;
 use heapbpf_bench::describe_machine;
 use heapbpf_kernel::object::aligned;
 
+/// Bytes per allocation.
+const SIZE: u64 = 100;
+
 /// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
 #[derive(Parser)]
 pub struct Options {
@@ -45,9 +48,6 @@ pub struct Options {
     /// Measure how much a recording at defaults slows programs that already run when it begins, instead
     #[arg(long)]
     arrival: bool,
-    /// Bytes per allocation
-    #[arg(long, default_value_t = 100)]
-    size: u64,
 }
 
 fn main() -> anyhow::Result<()> {

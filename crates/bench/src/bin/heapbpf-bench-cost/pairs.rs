@@ -8,8 +8,8 @@ use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting};
 use heapbpf_record::cost::workload::Workload;
 use sampler_ebpf::abi::stack_kind;
 
-use super::Options;
 use super::pinned::Library;
+use super::{Options, SIZE};
 
 /// Pairs in one slice, at about a microsecond each.
 const PAIRS: u64 = 40_000;
@@ -53,7 +53,6 @@ struct Bench {
     workload: Workload,
     allocator: Allocator,
     baseline: Baseline,
-    size: u64,
     /// Whether other work is done between the calls.
     cold: bool,
 }
@@ -68,10 +67,9 @@ impl Bench {
             What::Heapbpf(recording) => recording.on()?,
         }
         // The first calls after a change run with cold caches and create the threads' state.
-        let (workload, size) = (&mut self.workload, self.size);
         // Cold: with other work between the calls. Only the test program `pair_loop` does that.
         let word = if self.cold { "cold" } else { "run" };
-        let mut run = |pairs| workload.request(&format!("{word} {pairs} {size}\n"));
+        let mut run = |pairs| self.workload.request(&format!("{word} {pairs} {SIZE}\n"));
         run(200)?;
         let spent = run(pairs)?;
         let mut records = 0;
@@ -118,7 +116,7 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
         allocator.kind("free").unwrap_or("?")
     );
     let baseline = Baseline::load(object, &Guardian::default())?;
-    let mut bench = Bench { workload, allocator, baseline, size: options.size, cold: false };
+    let mut bench = Bench { workload, allocator, baseline, cold: false };
     measure(&mut bench, &mut conditions, PAIRS, options.rounds)?;
     print("per pair", &conditions, 0.0);
     conditions.retain(|condition| condition.pairs != SAMPLED_PAIRS && !condition.name.contains("link"));
@@ -190,10 +188,10 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
     let mut baseline = Baseline::load(object, &Guardian::default())?;
     let mut free = Vec::new();
     for _ in 0..options.rounds {
-        bare.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+        bare.push(workload.run(SAMPLED_PAIRS, SIZE)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
         let mut slice = |workload: &mut Workload, place| -> anyhow::Result<f64> {
             attach(&mut baseline, &allocator, pid, place, false)?;
-            let spent = workload.run(PAIRS, options.size)?;
+            let spent = workload.run(PAIRS, SIZE)?;
             baseline.off();
             Ok(spent.cpu_ns as f64 / PAIRS as f64)
         };
@@ -201,8 +199,8 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         for (_, every, pairs, allocations, mallocs) in &mut rows {
             for (recording, into) in [(every, pairs), (allocations, mallocs)] {
                 recording.on()?;
-                workload.run(100, options.size)?;
-                into.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+                workload.run(100, SIZE)?;
+                into.push(workload.run(SAMPLED_PAIRS, SIZE)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
                 recording.off();
             }
         }

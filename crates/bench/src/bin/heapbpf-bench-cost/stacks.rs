@@ -6,8 +6,8 @@ use heapbpf_kernel::guardian::Guardian;
 use heapbpf_record::cost::trial::{Allocator, Recording, Setting};
 use sampler_ebpf::abi::stack_kind;
 
-use super::Options;
 use super::pinned::Library;
+use super::{Options, SIZE};
 
 /// Depths of calls below `main`; each call has a frame of about 170 bytes.
 const DEPTHS: [u64; 8] = [2, 10, 22, 44, 90, 185, 370, 1400];
@@ -36,9 +36,9 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         let pairs = MOST_COPIES.min(RING_BYTES / (depth * 256).next_power_of_two().max(4096));
         let mut slice = |recording: &mut Recording| -> anyhow::Result<(f64, u64, u64)> {
             recording.on()?;
-            workload.run(20, options.size)?;
+            workload.run(20, SIZE)?;
             drain(recording);
-            let spent = workload.run(pairs, options.size)?;
+            let spent = workload.run(pairs, SIZE)?;
             let (copies, bytes) = drain(recording);
             recording.off();
             Ok((spent.cpu_ns as f64 / pairs as f64, copies, bytes))

@@ -23,7 +23,7 @@ use super::process;
 use super::run::{Bench, Tool};
 use super::table::{figures, median};
 use super::target::{PATIENCE, awaited};
-use super::workloads::{GLIBC, JEMALLOC, functions, made, requests, socket};
+use super::workloads::{GLIBC, JEMALLOC, REDIS, compiler, functions, made, redis, requests, socket};
 
 /// A program and how much it does.
 struct Work {
@@ -38,7 +38,6 @@ struct Work {
 
 const SQLITE: &str = "/usr/bin/sqlite3";
 const PYTHON: &str = "/usr/bin/python3";
-const REDIS: &str = "/usr/bin/redis-server";
 const COMPILER: &str = "/usr/bin/gcc";
 /// The Rust compiler, wherever its toolchain is. jemalloc is linked into it, so a preloaded allocator gets none of its
 /// calls.
@@ -210,7 +209,7 @@ impl Drop for Started {
             unsafe { libc::kill(self.pid.cast_signed(), libc::SIGTERM) };
             // A server removes its socket when it ends. It must not remove the next one's.
             let begun = Instant::now();
-            while !is_dead(self.pid) && begun.elapsed() < PATIENCE_AT_END {
+            while !process::is_dead(self.pid) && begun.elapsed() < PATIENCE_AT_END {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let _ = self.child.kill();
@@ -252,15 +251,9 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
     Ok((last - before) as f64 / operations as f64)
 }
 
-/// Whether a process is gone or a zombie.
-fn is_dead(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
-}
-
 /// Whether the program has ended.
 fn is_over(started: &mut Started) -> anyhow::Result<bool> {
-    let is_dead = is_dead(started.pid);
+    let is_dead = process::is_dead(started.pid);
     if let Some(status) = started.child.try_wait()? {
         anyhow::ensure!(status.success(), "the program failed: {status}");
         return Ok(true);
@@ -282,10 +275,7 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
             let script = bench.files.sources.join("json_loop.py").display().to_string();
             (text(&[PYTHON, &script, &operations.to_string()]), b"go\n".to_vec())
         }
-        "redis" => {
-            let socket = socket(inputs).display().to_string();
-            (text(&[REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"]), Vec::new())
-        }
+        "redis" => (redis(inputs), Vec::new()),
         RUSTC => {
             let object = inputs.join("functions.o").display().to_string();
             let options = ["--crate-name", "functions", "--crate-type", "lib", "--edition", "2021"];
@@ -295,12 +285,7 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
                 rust_functions(operations).into_bytes(),
             )
         }
-        _ => {
-            let found = Command::new(COMPILER).arg("-print-prog-name=cc1").output().context("no gcc")?;
-            let compiler = String::from_utf8(found.stdout)?.trim().to_owned();
-            let source = functions(operations).into_bytes();
-            (text(&[&compiler, "-quiet", "-O1", "-", "-o", "/dev/null"]), source)
-        }
+        _ => (text(&[&compiler()?, "-quiet", "-O1", "-", "-o", "/dev/null"]), functions(operations).into_bytes()),
     })
 }
 
@@ -369,12 +354,8 @@ fn start(bench: &Bench, work: &Work, who: &Who, words: &[String], out: &Path) ->
 /// Returns the process that runs `program` under a heapbpf.
 fn program_of(heapbpf: u32, program: &str) -> Option<u32> {
     let wanted = fs::canonicalize(program).ok()?;
-    let tasks = fs::read_dir(format!("/proc/{heapbpf}/task")).ok()?.flatten();
-    let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let pids: Vec<u32> = children
-        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect();
-    pids.into_iter().find(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == wanted))
+    let runs = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == wanted);
+    process::children(heapbpf).into_iter().find(runs)
 }
 
 /// Starts the profiler, if it attaches to a running process.

@@ -5,28 +5,32 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use heapbpf_record::cost::cpu_time;
-use procfs::process::{MMPermissions, MMapPath, Process};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 
-/// A field in kilobytes of `/proc/PID/status`, as bytes; 0 if the process has exited.
-pub fn status_bytes(pid: u32, field: &str) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+/// Largest resident memory so far, bytes; 0 if the process has exited.
+pub fn peak_bytes(pid: u32) -> u64 {
+    let status = Process::new(pid.cast_signed()).and_then(|process| process.status());
+    status.ok().and_then(|status| status.vmhwm).unwrap_or(0) * 1024
 }
 
 /// Resident memory, bytes, without mapped BPF maps, which [`map_bytes`] counts.
 pub fn resident_bytes(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    let (mut sum, mut counted) = (0, true);
-    for line in text.lines() {
-        if let Some(kib) = line.strip_prefix("Rss:") {
-            let kib = kib.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-            sum += if counted { kib.unwrap_or(0) * 1024 } else { 0 };
-        } else if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
-            counted = !line.contains("bpf-map");
-        }
-    }
-    sum
+    let maps = Process::new(pid.cast_signed()).and_then(|process| process.smaps());
+    let is_counted = |map: &MemoryMap| !matches!(&map.pathname, MMapPath::Path(path) if path.ends_with("bpf-map"));
+    let counted = maps.into_iter().flatten().filter(is_counted);
+    counted.filter_map(|map| map.extension.map.get("Rss").copied()).sum()
+}
+
+/// The children of a process.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = Process::new(pid.cast_signed()).and_then(|process| process.tasks());
+    tasks.into_iter().flatten().flatten().filter_map(|task| task.children().ok()).flatten().collect()
+}
+
+/// Whether a process is gone or a zombie.
+pub fn is_dead(pid: u32) -> bool {
+    let stat = Process::new(pid.cast_signed()).and_then(|process| process.stat());
+    stat.map_or(true, |stat| ['Z', 'X'].contains(&stat.state))
 }
 
 /// CPU time of a process, seconds; 0 if it has ended.

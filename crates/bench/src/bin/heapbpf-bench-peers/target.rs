@@ -154,7 +154,7 @@ impl Target {
             Protocol::Own => {
                 self.send()?;
                 let mut done: Done = serde_json::from_str(&self.line()?)?;
-                done.peak_bytes = process::status_bytes(self.pid(), "VmHWM");
+                done.peak_bytes = process::peak_bytes(self.pid());
                 Ok(done)
             }
             Protocol::ToEnd => {
@@ -177,7 +177,7 @@ impl Target {
             cpu_ns: ((process::cpu_seconds(self.pid()) - before) * 1e9) as u64,
             wall_ns,
             sites: Vec::new(),
-            peak_bytes: process::status_bytes(self.pid(), "VmHWM"),
+            peak_bytes: process::peak_bytes(self.pid()),
         })
     }
 
@@ -194,7 +194,7 @@ impl Target {
             if ended != 0 {
                 break;
             }
-            peak_bytes = process::status_bytes(self.pid(), "VmHWM").max(peak_bytes);
+            peak_bytes = process::peak_bytes(self.pid()).max(peak_bytes);
             std::thread::sleep(Duration::from_millis(5));
         }
         self.ended = true;

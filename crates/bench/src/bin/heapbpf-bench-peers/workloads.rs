@@ -60,7 +60,8 @@ const OWN: Workload = Workload {
 };
 const PAIRS: [u64; 3] = [50_000, 600_000, 20_000_000];
 const THEIRS: Workload = Workload { protocol: Protocol::ToEnd, ..OWN };
-const REDIS: &str = "/usr/bin/redis-server";
+/// The server's program.
+pub const REDIS: &str = "/usr/bin/redis-server";
 const REDIS_BENCHMARK: &str = "/usr/bin/redis-benchmark";
 /// The requests to redis, in equal numbers.
 const REDIS_REQUESTS: [&str; 4] = ["set", "get", "lpush", "hset"];
@@ -126,11 +127,7 @@ impl Workload {
                 let read = format!(".read {}", script.display());
                 ["/usr/bin/sqlite3", "-batch", ":memory:", &read].map(str::to_owned).into()
             }
-            "redis" => {
-                let socket = socket(&files.inputs).display().to_string();
-                let words = [REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"];
-                words.map(str::to_owned).into()
-            }
+            "redis" => redis(&files.inputs),
             "python3" => {
                 let script = files.sources.join("json_loop.py").display().to_string();
                 let rounds = operations.to_string();
@@ -138,14 +135,24 @@ impl Workload {
             }
             "gcc" => {
                 let source = made(&files.inputs.join(format!("functions-{operations}.c")), || functions(operations))?;
-                let compiler = Command::new("gcc").arg("-print-prog-name=cc1").output().context("no gcc")?;
-                let compiler = String::from_utf8(compiler.stdout)?.trim().to_owned();
                 let source = source.display().to_string();
-                [&*compiler, "-quiet", "-O1", &source, "-o", "/dev/null"].map(str::to_owned).into()
+                [&*compiler()?, "-quiet", "-O1", &source, "-o", "/dev/null"].map(str::to_owned).into()
             }
             mode => own(mode, &[]),
         })
     }
+}
+
+/// The server's command line.
+pub fn redis(inputs: &Path) -> Vec<String> {
+    let socket = socket(inputs).display().to_string();
+    [REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"].map(str::to_owned).into()
+}
+
+/// The compiler that gcc starts for C.
+pub fn compiler() -> anyhow::Result<String> {
+    let found = Command::new("gcc").arg("-print-prog-name=cc1").output().context("no gcc")?;
+    Ok(String::from_utf8(found.stdout)?.trim().to_owned())
 }
 
 /// The socket that the server listens on.
