@@ -222,7 +222,8 @@ impl Shown {
 
     /// These frames.
     pub(crate) fn new(frames: Vec<usize>, origins: &[Origin], via: Option<usize>) -> Self {
-        let foreign = frames.iter().copied().filter(|at| !origins[*at].is_own()).collect();
+        let is_foreign = |at: &usize| origins.get(*at).is_none_or(|origin| !origin.is_own());
+        let foreign = frames.iter().copied().filter(is_foreign).collect();
         Self { frames, foreign, via }
     }
 }
