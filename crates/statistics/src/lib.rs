@@ -16,8 +16,6 @@ pub mod optimum;
 pub mod outliving;
 pub mod plan;
 pub mod predistort;
-#[cfg(test)]
-mod random;
 pub mod size_classes;
 pub mod sums;
 pub mod survival;

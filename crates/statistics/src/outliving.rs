@@ -182,11 +182,11 @@ pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use heapbpf_testing::Random;
 
     /// A recording of `duration` ns: `blocks` blocks begin at random times and live as long as `law` says.
     fn recorded(random: &mut Random, blocks: usize, duration: f64, law: impl Fn(&mut Random) -> f64) -> Vec<Octave> {
-        let lives: Vec<(f64, f64)> = (0..blocks).map(|_| (random.next() * duration, law(random).max(1.0))).collect();
+        let lives: Vec<(f64, f64)> = (0..blocks).map(|_| (random.uniform() * duration, law(random).max(1.0))).collect();
         // Samples count as in use until the last free.
         let ends = lives.iter().map(|(begin, lived)| begin + lived).filter(|end| *end <= duration);
         let last = ends.fold(0.0, f64::max);
@@ -202,20 +202,25 @@ mod tests {
 
     const SECOND: f64 = 1e9;
 
+    /// A normal number, closely enough: the sum of twelve uniform ones.
+    fn normal(random: &mut Random) -> f64 {
+        (0..12).map(|_| random.uniform()).sum::<f64>() - 6.0
+    }
+
     /// Largest share of recordings without a leak in which p ≤ 0.05, over all laws and numbers of blocks. Prints each
     /// share for the documentation.
     fn worst_share_of_alarms(numbers: &[usize], rounds: u32) -> f64 {
         type Law = fn(&mut Random) -> f64;
         let laws: [(&str, Law); 9] = [
-            ("exponential, 10 ms", |random| -1e7 * random.next().ln()),
-            ("exponential, 1 s", |random| -1e9 * random.next().ln()),
-            ("Weibull 0.3", |random| 1e6 * (-random.next().ln()).powf(1.0 / 0.3)),
-            ("log-normal, sigma 3", |random| 1e6 * (3.0 * random.normal()).exp()),
-            ("Pareto 0.1", |random| 1e3 * random.next().powf(-10.0)),
-            ("Pareto 0.3", |random| 1e3 * random.next().powf(-1.0 / 0.3)),
-            ("Pareto 0.5", |random| 1e4 * random.next().powf(-2.0)),
-            ("Pareto 1", |random| 1e5 * random.next().powf(-1.0)),
-            ("Pareto 2", |random| 1e7 * random.next().powf(-0.5)),
+            ("exponential, 10 ms", |random| -1e7 * random.uniform().ln()),
+            ("exponential, 1 s", |random| -1e9 * random.uniform().ln()),
+            ("Weibull 0.3", |random| 1e6 * (-random.uniform().ln()).powf(1.0 / 0.3)),
+            ("log-normal, sigma 3", |random| 1e6 * (3.0 * normal(random)).exp()),
+            ("Pareto 0.1", |random| 1e3 * random.uniform().powf(-10.0)),
+            ("Pareto 0.3", |random| 1e3 * random.uniform().powf(-1.0 / 0.3)),
+            ("Pareto 0.5", |random| 1e4 * random.uniform().powf(-2.0)),
+            ("Pareto 1", |random| 1e5 * random.uniform().powf(-1.0)),
+            ("Pareto 2", |random| 1e7 * random.uniform().powf(-0.5)),
         ];
         let mut random = Random(1);
         let mut worst = 0.0_f64;
@@ -252,9 +257,9 @@ mod tests {
     /// One block in twenty is never freed; the others live 10 ms on average.
     #[test]
     fn a_share_that_is_never_freed_is_found() {
-        let law = |random: &mut Random| match random.next() {
+        let law = |random: &mut Random| match random.uniform() {
             leaked if leaked < 0.05 => 1e18,
-            _ => -1e7 * random.next().ln(),
+            _ => -1e7 * random.uniform().ln(),
         };
         let mut random = Random(2);
         for (blocks, least) in [(100, 0.5), (300, 0.95)] {

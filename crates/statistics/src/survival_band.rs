@@ -131,8 +131,8 @@ fn beta_quantile(a: f64, b: f64, probability: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
     use crate::survival::{Observation, survival_curve};
+    use heapbpf_testing::Random;
 
     /// From tables of binomial limits: 10 of 20, 0 of 10.
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         for _ in 0..rounds {
             let observations: Vec<Observation> = (0..60)
                 .map(|_| {
-                    let (lifetime, seen) = (-random.next().ln(), 3.0 * random.next());
+                    let (lifetime, seen) = (-random.uniform().ln(), 3.0 * random.uniform());
                     Observation {
                         age_seconds: lifetime.min(seen),
                         weight: 1.0,

@@ -22,6 +22,7 @@ pub mod grpc;
 #[cfg(feature = "own-process")]
 #[allow(unsafe_code)]
 pub mod own_process;
+mod random;
 #[cfg(feature = "silent")]
 #[allow(unsafe_code)]
 pub mod silent;
@@ -31,6 +32,8 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::thread;
+
+pub use random::Random;
 
 /// Reports that the running test, or a part of it, did not run, and why.
 pub fn skipped(why: impl Display) {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
+use heapbpf_testing::Random;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{blob_of, is_hooked, mapped};
@@ -13,18 +14,6 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, mappings};
 use heapbpf_tests::torture::readable;
 use procfs::process::{MMPermissions, MemoryMap};
-
-/// Generates meaningless bytes (xorshift).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
 
 /// Addresses of the writable memory that inline hooks have in a process: its counts, and the control page. The name of
 /// the adjacent code mapping says where it is.
@@ -50,14 +39,14 @@ fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     let recording = recorder.option("--every", "500ms").start();
     assert!(is_hooked(hostile.pid()), "nothing to rewrite");
     let memory = File::options().write(true).open(format!("/proc/{}/mem", hostile.pid())).expect("root may");
-    let mut noise = Noise(7);
+    let mut noise = Random(7);
     let mut written = 0_u64;
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end && std::fs::exists(format!("/proc/{}/maps", hostile.pid())).unwrap_or(false) {
         for (start, end) in writable(hostile.pid()) {
             for _ in 0..64 {
-                let at = start + noise.next() % (end - start - 8) / 8 * 8;
-                written += u64::from(memory.write_at(&noise.next().to_le_bytes(), at).is_ok());
+                let at = start + noise.next_u64() % (end - start - 8) / 8 * 8;
+                written += u64::from(memory.write_at(&noise.next_u64().to_le_bytes(), at).is_ok());
             }
         }
         std::thread::sleep(Duration::from_millis(2));

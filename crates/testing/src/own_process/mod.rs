@@ -18,7 +18,6 @@ use std::sync::Arc;
 mod arch;
 mod capture;
 mod library;
-mod random;
 mod recursion;
 
 use heapbpf_unwind::AddressBits;
@@ -28,9 +27,9 @@ use heapbpf_unwind::raw::SpaceView;
 use procfs::process::{MMPermissions, MMapPath, MemoryMaps, Process};
 use sampler_ebpf::abi::ProcessKey;
 
+pub use crate::random::Random;
 pub use capture::{OwnCapture, capture_here, take_capture};
 pub use library::{Library, exported_name};
-pub use random::Random;
 pub use recursion::{captured, descend, unwind};
 
 /// The executable mappings of this process, and the files behind them.

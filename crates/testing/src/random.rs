@@ -1,4 +1,4 @@
-//! Reproducible random numbers for mutations.
+//! Reproducible random numbers.
 
 /// SplitMix64, by its state.
 pub struct Random(pub u64);
@@ -11,6 +11,11 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// A number between 0 and 1.
+    pub fn uniform(&mut self) -> f64 {
+        ((self.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
     /// A number below `bound`, or 0 if `bound` is 0.
