@@ -34,3 +34,32 @@ fn names(space: &AddressSpace, modules: &ModuleTable) -> String {
     }
     if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_host::mappings::{Kind, Mapping};
+    use heapbpf_host::record::MapEvent;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_is_reported_by_its_name_and_its_first_files() {
+        let (mut modules, mut space) = (ModuleTable::new(1), AddressSpace::default());
+        assert_eq!(dropped_mappings(&space, &modules), []);
+        for inode in 1..=MAX_MAPPINGS as u64 + 4 {
+            let map = MapEvent { inode, path: format!("/gone/{inode}").into_bytes().into(), ..MapEvent::default() };
+            let (module, _) = modules.intern(&map, true);
+            let start = inode << 13;
+            space.insert(Mapping { start, end: start + 4096, file_offset: 0, module, since_ns: 1 }, &|_| Kind::File);
+        }
+        (space.dropped.anonymous, space.dropped.replaced) = (5, 6);
+        let missing = dropped_mappings(&space, &modules);
+        let said: Vec<_> = missing.iter().map(|it| (&*it.what, it.why.split(' ').next().unwrap_or_default())).collect();
+        let expected = [
+            ("mappings of code made at run time", "5"),
+            ("executable mappings of files (/gone/8193, /gone/8194, /gone/8195, …)", "4"),
+            ("executable mappings that were replaced", "6"),
+        ];
+        assert_eq!(said, expected);
+    }
+}

@@ -233,6 +233,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kinds_are_displayed_as_they_are_serialized() {
+        let shown = |value: serde_json::Value, text: String| assert_eq!(value, text);
+        for kind in [ProbeKind::Optimized, ProbeKind::Emulated, ProbeKind::Stepped] {
+            shown(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+        for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
+            shown(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+        for hook in [Hook::Probe, Hook::Inline, Hook::Usdt, Hook::GoRuntime] {
+            shown(serde_json::to_value(hook).unwrap(), hook.to_string());
+            assert_eq!(Hook::from_name(hook.name()), Some(hook));
+        }
+    }
+
+    #[test]
     fn a_summary_has_each_probe_with_its_reason() {
         let entry = |function: &str, reason: &str| AttachEntry {
             file: "/lib/libc.so.6".into(),

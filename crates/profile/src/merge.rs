@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_keep_their_modules() {
+    fn frames_keep_their_modules_and_rows_all_but_their_process() {
         let one = testing::small();
         let mut other = testing::small();
         other.modules.reverse();
@@ -211,6 +211,10 @@ mod tests {
         for (a, b) in merged.rows.iter().zip(&merged.rows[one.rows.len()..]) {
             assert_eq!(a.key.stack, b.key.stack);
         }
+        // Nothing but the process is another one.
+        let rest = |row: &Row| (row.key.thread.clone(), row.key.function.clone(), row.key.interval);
+        let rest = |rows: &[Row]| rows.iter().map(rest).collect::<Vec<_>>();
+        assert_eq!(rest(&merged.rows), [rest(&one.rows), rest(&one.rows)].concat());
     }
 
     /// Losses stay with their process, under the sampling interval of their own recording.

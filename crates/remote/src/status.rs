@@ -143,7 +143,7 @@ mod tests {
             pending: 0,
         };
         assert_eq!(Status::parse(text), expected);
-        let dead = Status::parse("State:\tZ (zombie)\nx86_Thread_features:\t\n");
+        let dead = Status::parse("State:\tZ (zombie)\nx86_Thread_features:\t\nx86_Thread_features_locked:\tshstk\n");
         assert!(dead.is_dead() && !dead.has_memory && !dead.has_shadow_stack);
         assert_eq!(Status::parse("State\nTgid:\tx\n"), Status::default());
         for (text, is_of_kernel) in [

@@ -31,3 +31,14 @@ impl Criterion {
         Self::ALL.into_iter().find(|criterion| criterion.name() == name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back() {
+        assert_eq!(Criterion::ALL.map(|criterion| Criterion::from_name(criterion.name())), Criterion::ALL.map(Some));
+        assert_eq!((Criterion::from_name("words"), Criterion::default().name()), (None, "bytes"));
+    }
+}

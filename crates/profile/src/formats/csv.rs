@@ -132,6 +132,7 @@ mod tests {
     #[test]
     fn lines_add_up_to_the_totals_and_intervals_hold_their_estimates() {
         let mut profile = testing::small();
+        profile.processes[0].comm = "a,\"b\"".into();
         // Fractions that would each be rounded down.
         profile.rows.iter_mut().for_each(|row| row.alloc.objects = row.alloc.objects.floor() + 0.4);
         let (header, records) = table(&profile);
@@ -149,6 +150,8 @@ mod tests {
         let stacks: Vec<&str> = records.iter().map(|record| &record[column(&header, "stack")]).collect();
         assert!(stacks.iter().any(|stack| stack.starts_with("main;handle(Request const&);parse_value")), "{stacks:?}");
         assert!(records.iter().any(|record| !record[column(&header, "incomplete")].is_empty()));
+        // Names with separators and quotes stay in their cell.
+        assert!(records.iter().any(|record| record[column(&header, "group")].contains("a,\"b\"")), "{records:?}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tests of the statistics and of the remarks.
 
+use heapbpf_kernel::lifecycle::Skipped;
 use heapbpf_profile::testing;
 use sampler_ebpf::abi::ProcessKey;
 
@@ -137,14 +138,25 @@ fn waits_are_told_with_their_share_of_the_cpu_time() {
 }
 
 #[test]
-fn mappings_of_unexamined_code_are_told() {
+fn each_count_of_the_daemon_is_told_in_its_own_words() {
     let sampling = by(Criterion::Bytes, 1);
     let remedies = Remedies { sampling: &sampling, can_wait: false, sets_full: &BTreeMap::new() };
     let told = |daemon: &DaemonCounters| remarks(&Counters::default(), daemon, &remedies);
-    let said = told(&DaemonCounters { mappings_early: 1_200, ..DaemonCounters::default() });
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].starts_with("1,200 sampled mappings do not count") && said[0].ends_with("not allow for them"));
-    assert!(told(&DaemonCounters::default()).is_empty());
+    let zero = DaemonCounters::default;
+    let lifecycle = Skipped { runs: 9, lost: 4 };
+    for (daemon, begin, words) in [
+        (DaemonCounters { ends_found: 2, blocks_of_ended: 30, ..zero() }, "2 process exits", "their 30 sampled blocks"),
+        (DaemonCounters { inline_incomplete: 3, ..zero() }, "exact totals are too low: 3 times", "inline hooks"),
+        (DaemonCounters { mappings_early: 1_200, ..zero() }, "1,200 sampled mappings do not", "do not allow for them"),
+        (DaemonCounters { mappings_undecided: 7, ..zero() }, "7 sampled mappings are under", "allow for both"),
+        (DaemonCounters { lifecycle, ..zero() }, "up to 4 forks, execs and thread exits", "preempted"),
+        (DaemonCounters { mapping_calls_skipped: 5, ..zero() }, "up to 5 system calls of the host", "preempted"),
+    ] {
+        let said = told(&daemon);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with(begin) && said[0].contains(words), "{said:?}");
+    }
+    assert!(told(&zero()).is_empty());
 }
 
 #[test]
