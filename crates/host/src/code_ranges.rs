@@ -5,6 +5,7 @@
 //! noseparate-code`), the event for its mapping also covers data and unused addresses. No event reports what replaces
 //! them, because the replacements are not executable.
 
+use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::Range;
 
 use heapbpf_elf::{Elf, Image, Segment};
@@ -12,6 +13,9 @@ use heapbpf_elf::{Elf, Image, Segment};
 /// Maximum number of ranges to keep for a file. With more, everything that is mapped counts as code. Real files have
 /// one or two.
 const MAX_RANGES: usize = 16;
+/// A checksum reads this many pages of each range, and the first one of the file.
+const PAGES: u64 = 16;
+const PAGE_BYTES: u64 = 4096;
 
 /// File offsets, in whole pages, that are mapped for execution. Segments that are neighbours both in the file and in
 /// memory form one range, because they form one mapping.
@@ -56,6 +60,24 @@ impl CodeRanges {
     pub fn mapped_bytes(&self, file_offset: u64, bytes: u64) -> u64 {
         let here = self.0.iter().filter(|range| range.contains(&file_offset));
         here.map(|range| range.end - file_offset).max().map_or(bytes, |code_bytes| code_bytes.min(bytes))
+    }
+
+    /// A checksum of the file's first page and of pages spread over its code: of all of it if it is small. `None` if
+    /// they cannot be read.
+    #[must_use]
+    pub fn checksum(&self, image: &dyn Image) -> Option<u64> {
+        let file_bytes = image.length_bytes().ok()?;
+        let (mut checksum, mut page) = (DefaultHasher::new(), [0; PAGE_BYTES as usize]);
+        for Range { start, end } in std::iter::once(&(0..PAGE_BYTES)).chain(&self.0) {
+            let end = (*end).min(file_bytes);
+            let distance = (end.saturating_sub(*start) / PAGES).max(PAGE_BYTES);
+            for at in (*start..end).step_by(distance as usize) {
+                let page = &mut page[..(end - at).min(PAGE_BYTES) as usize];
+                image.read_at(at, page).ok()?;
+                checksum.write(page);
+            }
+        }
+        Some(checksum.finish())
     }
 }
 

@@ -95,6 +95,8 @@ pub struct Module {
     /// Whether it was found to have an allocator. If so, its mappings are kept first.
     has_allocator: bool,
     code: CodeRanges,
+    /// Checksum of parts of a file without a build ID ([`CodeRanges::checksum`]).
+    checksum: Option<u64>,
     /// Device and inode, as the kernel reported them with the mapping.
     device: Device,
     pub(crate) inode: u64,
@@ -123,17 +125,18 @@ impl Module {
         space_if_deleted(file)
     }
 
-    /// Compares `file`, whose attributes are `now`, with what was first mapped: by build ID, otherwise by size and
-    /// times.
+    /// Compares `file`, whose attributes are `now`, with what was first mapped: by build ID, otherwise by size, time
+    /// and a checksum.
     fn verify(&mut self, file: &File, now: Stamp) -> Result<(), Unreadable> {
         let Some(stamp) = self.stamp.filter(|stamp| *stamp != now) else { return Ok(()) };
-        match &self.build_id {
-            Some(id) if build_id::of(file).as_deref() == Some(id) => {}
-            Some(_) => return Err(Unreadable::Overwritten),
-            None => stamp.compare(now)?,
+        let is_same = match &self.build_id {
+            Some(id) => build_id::of(file).as_deref() == Some(id),
+            None => stamp.differs_in_change_time_only(now) && self.code.checksum(file) == self.checksum,
+        };
+        if is_same {
+            self.stamp = Some(now);
         }
-        self.stamp = Some(now);
-        Ok(())
+        is_same.then_some(()).ok_or(Unreadable::Overwritten)
     }
 }
 
@@ -345,9 +348,9 @@ impl ModuleTable {
         layered.is_some_and(|known| stamp_of_mapped(map).is_some_and(|now| now.changed != known))
     }
 
-    /// Compares a file with its state when it was first mapped. If its contents have changed, or may have, it is no
-    /// longer read, because it would describe different code. Returns whether that is the case. `map` is where it is
-    /// mapped now.
+    /// Compares a file with its state when it was first mapped. If its contents have changed, it is no longer
+    /// read, because it would describe different code. Returns whether that is the case. `map` is where it is mapped
+    /// now.
     fn notice_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
         let Some(module) = self.modules.get_mut(&id) else { return false };
         let (file, now) = match &module.content {
@@ -358,7 +361,7 @@ impl ModuleTable {
                 let Some(opened) = opened else { return false };
                 (Arc::new(opened.file), Some(opened.stamp))
             }
-            Content::Unreadable(Unreadable::Overwritten | Unreadable::Changed) => return true,
+            Content::Unreadable(Unreadable::Overwritten) => return true,
             Content::Memory(_) | Content::Unreadable(_) => return false,
         };
         let Some(Err(reason)) = now.map(|now| module.verify(&file, now)) else { return false };
@@ -391,6 +394,7 @@ impl ModuleTable {
         };
         module.build_id = build_id::of(&opened.file).map(Arc::from);
         module.code = CodeRanges::read(&opened.file, procfs::page_size());
+        module.checksum = if module.build_id.is_none() { module.code.checksum(&opened.file) } else { None };
         module.stamp = Some(opened.stamp);
         module.generation = module.generation.or(opened.generation);
         if let Some(real) = opened.real {
@@ -592,16 +596,25 @@ mod tests {
         assert_eq!(modules.intern(&map, false), (second, false));
     }
 
-    /// A copy in place can keep size and modification time (`cp -p`, `rsync --inplace -t`).
+    /// A copy in place can keep size and modification time (`cp -p`, `rsync --inplace -t`). A new version is usually a
+    /// new file, and the old one gets another name.
     #[test]
-    fn a_copy_that_keeps_size_and_time_is_another_file() {
+    fn a_copy_that_keeps_size_and_time_is_another_file_and_a_new_name_is_not() {
         let exe = std::fs::read("/proc/self/exe").expect("it runs");
         let id = build_id::of(&exe).expect("linkers add one where these tests run");
         let at = exe.windows(id.len()).position(|bytes| bytes == id).expect("it was read from there");
-        let mut other = exe.clone();
-        other[at] ^= 1;
-        // In a file that ends behind its header, there is none.
-        for (first, second, is_told) in [(&exe[..], &other[..], true), (&exe[..64], &exe[..64], false)] {
+        let changed = |range: std::ops::Range<usize>| {
+            let mut changed = exe.clone();
+            changed[range].iter_mut().for_each(|byte| *byte ^= 1);
+            changed
+        };
+        // Without the note's name, there is none. Then parts of the code are compared.
+        let variants = [
+            (exe.clone(), changed(at..at + 1)),
+            (changed(at - 4..at), changed(8192..exe.len())),
+            (exe[..64].to_vec(), vec![0; 64]),
+        ];
+        for (first, second) in &variants {
             let mut file = NamedTempFile::new().expect("a temporary file");
             file.write_all(first).expect("there is space");
             let modified = file.as_file().metadata().and_then(|it| it.modified()).expect("it is open");
@@ -617,16 +630,19 @@ mod tests {
                 }
                 [tables[0].source(open).err(), tables[1].source(closed).err()]
             };
+            let other_name = file.path().with_extension("old");
+            let link = || {
+                std::fs::hard_link(file.path(), &other_name).expect("it is ours");
+                std::fs::remove_file(&other_name).expect("it is ours");
+            };
             let chmod = || std::fs::set_permissions(file.path(), Permissions::from_mode(0o700)).expect("it is ours");
             let copy = || {
                 std::fs::write(file.path(), second).expect("there is space");
                 file.as_file().set_modified(modified).expect("it is ours");
             };
-            if is_told {
-                assert_eq!(until_changed(&chmod), [None, None], "its build ID is the same");
-            }
-            let reason = if is_told { Unreadable::Overwritten } else { Unreadable::Changed };
-            assert_eq!(until_changed(&copy), [Some(reason.clone()), Some(reason)]);
+            assert_eq!(until_changed(&chmod), [None, None], "its contents are the same");
+            assert_eq!(until_changed(&link), [None, None], "so they are");
+            assert_eq!(until_changed(&copy), [Some(Unreadable::Overwritten), Some(Unreadable::Overwritten)]);
         }
     }
 

@@ -36,9 +36,6 @@ pub enum Unreadable {
     /// It is the file that was mapped, but its contents have changed.
     #[error("the file was overwritten since it was mapped")]
     Overwritten,
-    /// It is the file that was mapped. It was changed, and nothing tells whether its contents were.
-    #[error("the file was changed since it was mapped, and has no build ID that tells what it contains now")]
-    Changed,
     /// It is on a file system that a process serves (FUSE), so reading could block forever.
     #[error("on a FUSE file system, which could block the reader")]
     Blocking,
@@ -67,7 +64,7 @@ impl Unreadable {
             Self::Replaced => 1,
             Self::Other(_) => 2,
             Self::Permission => 3,
-            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Changed | Self::Blocking | Self::Leased => 4,
+            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Blocking | Self::Leased => 4,
         }
     }
 }
@@ -80,21 +77,13 @@ pub struct Stamp {
     modified: (i64, i64),
     /// Change time. For a file on an overlay it also shows whether the file was copied up.
     pub changed: ChangeTime,
-    links: u32,
 }
 
 impl Stamp {
-    /// Compares a file that has no build ID with what it is `now`. A copy in place can keep size and modification
-    /// time, but not the change time. That also changes with a file's owner, rights and names; only a name that was
-    /// taken away shows.
-    ///
-    /// # Errors
-    /// Its contents have changed, or may have.
-    pub(crate) fn compare(self, now: Self) -> Result<(), Unreadable> {
-        if (self.inode, self.bytes, self.modified) != (now.inode, now.bytes, now.modified) {
-            return Err(Unreadable::Overwritten);
-        }
-        if self.changed == now.changed || now.links < self.links { Ok(()) } else { Err(Unreadable::Changed) }
+    /// Whether nothing but the change time differs. That changes with a file's owner, rights and names, but also with
+    /// a copy in place that keeps size and modification time.
+    pub(crate) fn differs_in_change_time_only(self, other: Self) -> bool {
+        Self { changed: other.changed, ..self } == other
     }
 }
 
@@ -207,7 +196,7 @@ fn stamp_at(at: impl AsFd, path: &Path, flags: AtFlags) -> Option<Stamp> {
     let found = statx(at, path, flags | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS).ok()?;
     let modified = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
     let changed = (found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec.into());
-    Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified, changed, links: found.stx_nlink })
+    Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified, changed })
 }
 
 /// How an attempt found the file.
