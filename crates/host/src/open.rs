@@ -1,5 +1,6 @@
 //! Opens the file behind a mapping, and verifies that it is the mapped file.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
@@ -149,18 +150,34 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
     Err(reason)
 }
 
-/// Opens the regular file that a link in a process's directory in `/proc` leads to, unless a process serves its file
-/// system (FUSE).
-///
-/// # Errors
-/// Errors of open(2) and statx(2); [`Unreadable::Blocking`].
-pub fn open_unserved(pid: u32, link: &Path) -> io::Result<File> {
-    let handle = in_root::find_own(link)?;
-    let found = statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
-    if may_block(pid, Device { major: found.stx_dev_major, minor: found.stx_dev_minor }) {
-        return Err(io::Error::other(Unreadable::Blocking));
+/// Opens files of a process, unless a process serves their file systems (FUSE). Mount tables may be long, so they are
+/// read once for each file system.
+#[derive(Debug)]
+pub struct UnservedFiles {
+    pid: u32,
+    served: HashMap<Device, bool>,
+}
+
+impl UnservedFiles {
+    /// Those of a process.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        Self { pid, served: HashMap::new() }
     }
-    in_root::open_regular(&handle)
+
+    /// Opens the regular file that a link in the process's directory in `/proc` leads to.
+    ///
+    /// # Errors
+    /// Errors of open(2) and statx(2); [`Unreadable::Blocking`].
+    pub fn open(&mut self, link: &Path) -> io::Result<File> {
+        let handle = in_root::find_own(link)?;
+        let found = statx(&handle, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
+        let device = Device { major: found.stx_dev_major, minor: found.stx_dev_minor };
+        if *self.served.entry(device).or_insert_with(|| may_block(self.pid, device)) {
+            return Err(io::Error::other(Unreadable::Blocking));
+        }
+        in_root::open_regular(&handle)
+    }
 }
 
 /// The kernel's link to the file of exactly this mapping.
@@ -373,14 +390,14 @@ mod tests {
     #[test]
     fn a_file_whose_server_never_answers_is_not_opened() {
         let own = std::process::id();
-        assert!(open_unserved(own, Path::new("/proc/self/exe")).is_ok());
+        assert!(UnservedFiles::of(own).open(Path::new("/proc/self/exe")).is_ok());
         let dir = tempfile::tempdir().expect("a directory");
         let _server = match mount_silent(dir.path()) {
             Ok(server) => server,
             Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
         };
         let (thread, path) = (rustix::thread::gettid(), dir.path().to_owned());
-        let open = move || open_unserved(thread.as_raw_nonzero().get().unsigned_abs(), &path);
+        let open = move || UnservedFiles::of(thread.as_raw_nonzero().get().unsigned_abs()).open(&path);
         let opened = ReaderThread::default().ask("open", Duration::from_secs(60), open);
         let error = opened.expect("nobody waits for the server").expect_err("it is not opened");
         assert!(error.to_string().contains("FUSE"), "{error}");

@@ -56,6 +56,8 @@ pub struct Aside<K, T> {
     jobs: Option<Sender<(K, Job<T>)>>,
     done: Results<K, T>,
     under_way: HashSet<K>,
+    /// The key of the job that the thread is doing.
+    running: Arc<Mutex<Option<K>>>,
     /// Whether optional jobs are not done any more.
     skips_optional: Arc<AtomicBool>,
 }
@@ -70,17 +72,15 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
     /// A thread with this name, which has nothing to do yet.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
-        Self { name, jobs: None, done: channel(), under_way: HashSet::new(), skips_optional: Arc::default() }
+        let (under_way, running) = (HashSet::new(), Arc::default());
+        Self { name, jobs: None, done: channel(), under_way, running, skips_optional: Arc::default() }
     }
 
     /// Begins a job. No job with the same key may be under way. Returns false, and drops the job, if the thread cannot
     /// be started.
     pub fn begin(&mut self, key: K, job: impl FnOnce() -> T + Send + 'static) -> bool {
-        if self.jobs.is_none() {
-            self.jobs = self.start();
-        }
         let job: Job<T> = Box::new(job);
-        let has_begun = self.jobs.as_ref().is_some_and(|jobs| jobs.send((key, job)).is_ok());
+        let has_begun = self.starts() && self.jobs.as_ref().is_some_and(|jobs| jobs.send((key, job)).is_ok());
         if has_begun {
             self.under_way.insert(key);
         }
@@ -99,13 +99,24 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
         self.skips_optional.store(true, Ordering::Relaxed);
     }
 
+    /// Starts the thread if it was not started yet. Returns whether there is one.
+    pub fn starts(&mut self) -> bool {
+        if self.jobs.is_none() {
+            self.jobs = self.start();
+        }
+        self.jobs.is_some()
+    }
+
     fn start(&self) -> Option<Sender<(K, Job<T>)>> {
         let (jobs, queue) = channel::<(K, Job<T>)>();
-        let done = self.done.0.clone();
+        let (done, running) = (self.done.0.clone(), Arc::clone(&self.running));
+        let note = move |key| *running.lock().unwrap_or_else(PoisonError::into_inner) = key;
         let run = move || {
             for (key, job) in queue {
+                note(Some(key));
                 // What it reads may be hostile. If it panics, its caller must be notified all the same.
                 let result = catch_unwind(AssertUnwindSafe(job)).ok();
+                note(None);
                 if done.send((key, result)).is_err() {
                     return;
                 }
@@ -124,6 +135,12 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + 'static> Aside<K, T> {
     #[must_use]
     pub const fn under_way(&self) -> &HashSet<K> {
         &self.under_way
+    }
+
+    /// Key of the job that has started and not finished.
+    #[must_use]
+    pub fn running(&self) -> Option<K> {
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the result of the next finished job; `None` if none has finished since.
@@ -206,10 +223,12 @@ mod tests {
         assert!(aside.begin_optional(2, || panic!("it is not done"), 21));
         assert!(aside.begin(3, || 30));
         begun.recv().unwrap();
+        assert_eq!((aside.running(), aside.under_way().len()), (Some(1), 3));
         aside.skip_optional();
         go.send(()).unwrap();
         let done = [aside.wait(), aside.wait(), aside.wait()];
         assert_eq!(done, [Some((1, Some(10))), Some((2, Some(21))), Some((3, Some(30)))]);
+        assert_eq!(aside.running(), None);
         assert!(aside.begin_optional(4, || panic!("it is not done"), 41));
         assert_eq!(aside.wait(), Some((4, Some(41))), "later ones are skipped, too");
     }

@@ -226,7 +226,9 @@ impl Loader {
             functions: sys::Records { bytes: &functions, record_bytes: function.func_info_rec_size },
             lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
         });
-        log::debug!("{name} was verified in {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+        if loaded.is_ok() {
+            log::debug!("{name} was verified in {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+        }
         loaded.map_err(|(source, log)| match source.raw_os_error() {
             Some(libc::EPERM) => KernelError::Permission,
             _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },

@@ -63,16 +63,10 @@ impl RecordPlan {
         }
     }
 
-    /// The only option because of which probes count where processes could be hooked inline. `None` if there is none.
+    /// The options without which processes would be hooked inline where probes count now. `None` if there are none.
     pub fn asks_for_probes(&self) -> Option<&'static str> {
-        let by_size = (self.sampling.criterion == Criterion::SizeClass).then_some("--criterion size-class");
-        let at_exec = self.targets.from_first_call.then_some("--follow=exec");
-        match (self.kernel.hook, by_size.or(at_exec)) {
-            _ if self.kernel.no_inline.is_some() => None,
-            (Hook::Probe, None) => Some("--hook probe"),
-            (Hook::Auto, option) => option,
-            _ => None,
-        }
+        let by_size = self.sampling.criterion == Criterion::SizeClass;
+        asking(self.kernel.hook, by_size, self.targets.from_first_call).filter(|_| self.kernel.no_inline.is_none())
     }
 
     /// Whether announcements of samples are followed, in addition to allocators or instead of them. By default they are
@@ -92,6 +86,17 @@ impl RecordPlan {
     /// separate.
     pub fn ended_apart(&self) -> bool {
         self.keeps_running || !self.targets.are_named()
+    }
+}
+
+/// The options because of which probes count. `by_size`: `--criterion size-class`. `at_exec`: `--follow=exec`.
+const fn asking(hook: Hook, by_size: bool, at_exec: bool) -> Option<&'static str> {
+    match (hook, by_size, at_exec) {
+        (Hook::Probe, false, false) => Some("--hook probe"),
+        (Hook::Auto, true, false) => Some("--criterion size-class"),
+        (Hook::Auto, false, true) => Some("--follow=exec"),
+        (Hook::Auto, true, true) => Some("--criterion size-class and --follow=exec"),
+        _ => None,
     }
 }
 
@@ -349,6 +354,17 @@ mod tests {
 
     fn sampling(criterion: Criterion, interval: u64, classes: Option<ClassRule>) -> SamplingPlan {
         SamplingPlan { interval, criterion, automatic: false, classes, live: true, mappings: false }
+    }
+
+    #[test]
+    fn all_options_that_ask_for_probes_are_named_or_none() {
+        let asking =
+            |hook| [(false, false), (true, false), (false, true), (true, true)].map(|(by, at)| asking(hook, by, at));
+        let (size, exec, both) =
+            ("--criterion size-class", "--follow=exec", "--criterion size-class and --follow=exec");
+        assert_eq!(asking(Hook::Auto), [None, Some(size), Some(exec), Some(both)]);
+        assert_eq!(asking(Hook::Probe), [Some("--hook probe"), None, None, None], "without it, another one stays");
+        assert_eq!([Hook::Inline, Hook::Usdt].map(asking), [[None; 4]; 2]);
     }
 
     #[test]

@@ -26,8 +26,10 @@ const MAX_CODE_BYTES: u64 = 128 << 20;
 /// instructions near the beginning.
 const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
-/// How often to start over if the process runs another program before the examination ends.
+/// How often to start over if the process runs another program before the examination ends, and the pause if that
+/// program is not there yet.
 const MAX_LOOKS: usize = 4;
+const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// More than the size of a signal frame with all existing vector registers.
 const MAX_FRAME_BYTES: u64 = 16 << 10;
 
@@ -68,30 +70,34 @@ impl Target {
             return Err(Refusal::Own);
         }
         for _ in 0..MAX_LOOKS {
-            let target = Self::look_once(pid)?;
-            // Otherwise the results mix two programs, or the process has ended, and the next attempt will show which.
-            if target.memory.is_there() {
-                return Ok(target);
+            match Self::look_once(pid)? {
+                Some(target) if target.memory.is_there() => return Ok(target),
+                // The results mix two programs, or the process has ended, and the next attempt will show which.
+                Some(_) => {}
+                None => std::thread::sleep(EXEC_PAUSE),
             }
         }
         Err(Refusal::Ended)
     }
 
-    fn look_once(pid: u32) -> Result<Self, Refusal> {
+    /// `None` if it has ended, or is in the middle of an exec.
+    fn look_once(pid: u32) -> Result<Option<Self>, Refusal> {
         let number = i32::try_from(pid).map_err(|_| Refusal::NoProcess(pid))?;
         let status = status_of(pid, None).map_err(|error| gone(pid, "its status", error))?;
         check_status(pid, &status)?;
         let handle = sys::open_process(number).map_err(|error| gone(pid, "the process", error))?;
         let memory = Arc::new(Memory::open(number).map_err(|error| gone(pid, "its memory", error))?);
         let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
-        check_program(pid)?;
+        if !has_program(pid)? {
+            return Ok(None);
+        }
         let filtered = check_threads(pid)?;
         check_memory(number)?;
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
         let (maps, found) = (Arc::new(maps), OnceLock::new());
-        Ok(Self { pid: number, handle, start, memory, maps, found, gadgets, filtered, spares_calls: true })
+        Ok(Some(Self { pid: number, handle, start, memory, maps, found, gadgets, filtered, spares_calls: true }))
     }
 
     /// Allows stops at any moment, even while a thread is in a call that would return a part of its work
@@ -285,18 +291,19 @@ pub(crate) fn traced_by(tid: u32) -> Refusal {
 }
 
 /// Checks by the auxiliary vector that a process runs a 64-bit program. The program's file is not read, because its
-/// server may not answer.
-fn check_program(pid: u32) -> Result<(), Refusal> {
+/// server may not answer. Returns whether there is a program.
+fn has_program(pid: u32) -> Result<bool, Refusal> {
     let mut word = [0; 8];
     let read = File::open(format!("/proc/{pid}/auxv")).and_then(|mut vector| vector.read(&mut word));
     read.map_err(|error| gone(pid, "its program", error))?;
-    match u64::from_le_bytes(word) {
-        // It has no memory any more, or is in the middle of an exec.
-        0 => Err(Refusal::Ended),
-        // A 32-bit program has two numbers there.
-        name if name >> 32 != 0 => Err(Refusal::NotNative),
-        _ => Ok(()),
-    }
+    is_of_program(u64::from_le_bytes(word))
+}
+
+/// Whether a program has this first word of the auxiliary vector, which is zero in the middle of an exec, and if the
+/// process has no memory any more.
+const fn is_of_program(word: u64) -> Result<bool, Refusal> {
+    // A 32-bit program has two numbers there.
+    if word >> 32 == 0 { Ok(word != 0) } else { Err(Refusal::NotNative) }
 }
 
 /// Checks each thread, because a single one may forbid a stop. Returns which threads have a seccomp filter.
@@ -375,4 +382,16 @@ fn find_gadgets(pid: i32, maps: &Maps) -> Option<Gadgets> {
         }
     }
     search.found_at_last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_in_the_middle_of_an_exec_has_not_ended() {
+        // Empty; `AT_SYSINFO_EHDR` of a 64-bit program; the same of a 32-bit one, with its value.
+        let of = [0, 33, 33 | 0xf7f0_0000 << 32].map(is_of_program);
+        assert!(matches!(of, [Ok(false), Ok(true), Err(Refusal::NotNative)]), "{of:?}");
+    }
 }

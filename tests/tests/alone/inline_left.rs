@@ -202,6 +202,7 @@ fn what_another_heapbpf_uses_stays_when_one_is_killed_and_when_all_is_cleaned() 
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn hooks_that_somebody_else_takes_out_are_missed() {
+    use heapbpf_inline::abi::STATE;
     use heapbpf_remote::{STOP_LIMIT, Target as Process};
 
     let Some(_turn) = turn("inline_hooks_that_somebody_else_takes_out_are_missed") else { return };
@@ -213,7 +214,7 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
         let process = Process::look(target.pid()).expect("it may be stopped");
         let found = process.found();
         assert_eq!(found.len(), 1, "{found:?}");
-        process.take_out(&found[0], &(0..u64::MAX), STOP_LIMIT).is_ok()
+        process.take_out(&found[0], &(STATE..u64::MAX), STOP_LIMIT).is_ok()
     });
     assert!(!is_hooked(target.pid()));
     recording.await_line("another tool removed its inline hooks", 0);

@@ -75,6 +75,34 @@ fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     assert!(other.end().success(), "the other process came to harm");
 }
 
+/// Nor does a process pass for honest that empties its counts, as whoever removes the hooks does.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn counts_that_are_emptied_by_their_owner_are_not_believed() {
+    use std::mem::offset_of;
+
+    use heapbpf_inline::abi::{STATE, Totals};
+    use heapbpf_tests::inline::base;
+
+    let Some(_turn) = turn("counts_that_are_emptied_by_their_owner_are_not_believed") else { return };
+    let mut hostile = Target::start(&program("mix"), ["2000"]);
+    let recorder = Recorder::of(hostile.pid(), 1).option("--hook", "inline").flag("--no-follow");
+    let mut recording = recorder.option("--every", "250ms").start();
+    hostile.run();
+    let memory = File::options().write(true).open(format!("/proc/{}/mem", hostile.pid())).expect("root may");
+    let at = base(hostile.pid()) + STATE + offset_of!(Totals, is_original) as u64;
+    memory.write_all_at(&[0; 8], at).expect("it is mapped");
+    recording.await_line("the counts in its memory are impossible", 0);
+    assert!(is_hooked(hostile.pid()), "{}", recording.said());
+    let outcome = recording.stop();
+    let profile: heapbpf_tests::output::Profile = heapbpf_tests::output::read(&outcome.file("profile.json"));
+    let stats: heapbpf_tests::output::Stats = heapbpf_tests::output::read(&outcome.file("stats.json"));
+    let liar = profile.process(hostile.pid());
+    assert!(!liar.is_believed(), "it passes for honest: {liar:?}");
+    assert_eq!(stats.other["inline_incomplete"], 1, "{stats:?}");
+    assert!(hostile.end().success(), "it came to harm");
+}
+
 /// Parsing a C++ name may take time that doubles with every two letters. The process that does it is ended and
 /// restarted: later names are demangled.
 #[test]

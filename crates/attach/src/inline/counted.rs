@@ -5,6 +5,7 @@ mod stop;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,7 +139,7 @@ impl Counted {
         let Some(mut entry) = self.map.get(process).filter(|entry| entry.bases.contains(&base)) else { return };
         entry.bases.iter_mut().filter(|it| **it == base).for_each(|it| *it = 0);
         if entry.bases != [0; MAX_ALLOCATORS] {
-            // If this fails, the base stays in the list, and its counts read as zeros.
+            // If this fails, the base stays in the list, and nothing of the process is believed.
             let _ = self.map.insert(process, &entry);
             return;
         }
@@ -337,6 +338,11 @@ impl Counted {
             }
             // Processes that end between this and the scan of the list are found by the next read.
             let now = process.now();
+            let is_invalid = now.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
+            let now = now.ok();
+            // Whoever removes hooks empties the counts when no jump leads to them any more. Before, only their owner can
+            // have written there.
+            process.is_distrusted |= is_invalid && !process.was_taken_out && leads_to_ours(key.tgid);
             let runs = now.is_some() || process.memory.is_none();
             // Read after the counts, so that it covers the time that these took.
             process.note_cpu_time(runs.then(|| cpu_seconds_of(key.tgid)).flatten());
@@ -357,7 +363,12 @@ impl Counted {
     fn find_taken_out(&mut self) {
         let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
         for (process, known) in &mut self.processes {
-            if known.has_left() || known.was_taken_out || !is_unread(&known) || leads_to_ours(process.tgid) {
+            if known.has_left()
+                || known.was_taken_out
+                || known.is_distrusted
+                || !is_unread(&known)
+                || leads_to_ours(process.tgid)
+            {
                 continue;
             }
             known.was_taken_out = true;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use heapbpf_host::open::open_unserved;
+use heapbpf_host::open::UnservedFiles;
 use heapbpf_inline::fault::{Layout, Place, SIGBUS, SIGILL, SIGSEGV, SIGTRAP};
 use sampler_ebpf::abi::CrashRecord;
 
@@ -31,15 +31,23 @@ pub struct Builds {
 }
 
 impl Builds {
-    /// The build IDs of a process's executable and of its allocator's `file`. `None` if either has none, or if a
-    /// process serves the executable's file system.
-    pub fn of(pid: u32, file: &File) -> Option<Self> {
-        let exe = open_unserved(pid, format!("/proc/{pid}/exe").as_ref()).ok()?;
+    /// The build IDs of a process's executable and of its allocator's `file`. `None` if either has none, or if the
+    /// process has ended.
+    ///
+    /// # Errors
+    /// The executable cannot be read, for example because a process serves its file system. Nobody knows then whether
+    /// it died of inline hooks.
+    pub fn of(pid: u32, file: &File) -> Result<Option<Self>, Refused> {
+        let exe = match UnservedFiles::of(pid).open(format!("/proc/{pid}/exe").as_ref()) {
+            Ok(exe) => exe,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
+            Err(source) => return Err(Refused::Read { what: "the program's file", source }),
+        };
         let [exe, allocator] = [&exe, file].map(|file| {
             let id = heapbpf_elf::build_id::of(file)?;
             Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
         });
-        Some(Self { exe: exe?, allocator: allocator? })
+        Ok(exe.zip(allocator).map(|(exe, allocator)| Self { exe, allocator }))
     }
 }
 
@@ -229,10 +237,11 @@ mod tests {
     #[test]
     fn this_program_is_known_by_its_build_id() {
         let own = File::open("/proc/self/exe").expect("it runs");
-        let builds = Builds::of(std::process::id(), &own);
+        let of = |pid, file| Builds::of(pid, file).expect("nobody serves it");
+        let builds = of(std::process::id(), &own);
         assert!(builds.as_ref().is_none_or(|builds| builds.exe == builds.allocator && builds.exe.len() > 8));
         let none = tempfile::tempfile().expect("a file");
-        assert_eq!(Builds::of(std::process::id(), &none), None);
+        assert_eq!([std::process::id(), u32::MAX].map(|pid| of(pid, &none)), [None, None]);
         assert!(check(builds.as_ref()).is_ok() && check(None).is_ok());
     }
 }

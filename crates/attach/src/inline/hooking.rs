@@ -151,7 +151,7 @@ impl InlineHooks {
                 self.sites.insert(key, add_sites(&sites)?);
             }
             let done = match (is_preparing, wanted.is_at_once) {
-                (true, true) => self.aside.wait(),
+                (true, true) => self.undoing.wait().or_else(|| self.aside.wait()),
                 (true, false) => return Ok(None),
                 (false, true) => {
                     // A thread that begins now might keep rights that the recording drops.
@@ -219,13 +219,18 @@ impl InlineHooks {
     /// Whether another thread is, or was at the last check, preparing an allocator of a process: what appears there is
     /// most likely our own code, which is known once that thread is done.
     pub fn prepares(&self, pid: u32) -> bool {
-        self.aside.under_way().iter().any(|(process, _)| process.tgid == pid)
+        self.under_way().any(|process| process.tgid == pid)
     }
 
-    /// Takes over what the other thread has done since the last call.
+    /// The processes whose allocators other threads are preparing, or undoing that.
+    fn under_way(&self) -> impl Iterator<Item = &ProcessKey> {
+        self.aside.under_way().iter().chain(self.undoing.under_way()).map(|(process, _)| process)
+    }
+
+    /// Takes over what the other threads have done since the last call.
     pub(super) fn take_over_done(&mut self) {
         let mut is_any = false;
-        while let Some(done) = self.aside.next_done() {
+        while let Some(done) = self.aside.next_done().or_else(|| self.undoing.next_done()) {
             is_any = true;
             self.take_over(done);
         }
@@ -239,7 +244,7 @@ impl InlineHooks {
 
     /// Processes that another thread may stop: only one thread at a time can.
     pub(super) fn busy(&self) -> HashSet<u32> {
-        self.aside.under_way().iter().map(|(process, _)| process.tgid).collect()
+        self.under_way().map(|process| process.tgid).collect()
     }
 
     /// Takes over an answer of the other thread.
@@ -276,7 +281,7 @@ impl InlineHooks {
         }
     }
 
-    /// Restores a process that was prepared, on the other thread.
+    /// Restores a process that was prepared, on another thread.
     pub(super) fn undo(&mut self, pid: u32, key: FileKey) {
         if let Some(prepared) = self.prepared.remove(&(pid, key)) {
             self.undo_aside(prepared);
@@ -284,10 +289,14 @@ impl InlineHooks {
     }
 
     fn undo_aside(&mut self, prepared: Prepared) {
-        if !self.aside.is_started() {
+        let process = prepared.process;
+        // Only one thread at a time can stop a process.
+        let is_stopped = self.aside.under_way().iter().any(|(other, _)| other.tgid == process.tgid);
+        if !self.aside.is_started() || !self.undoing.starts() {
             return prepared.undo();
         }
-        self.aside.begin((prepared.process, prepared.linked.key), move || {
+        let thread = if is_stopped { &mut self.aside } else { &mut self.undoing };
+        thread.begin((process, prepared.linked.key), move || {
             let begun = thread_cpu_time();
             prepared.undo();
             (Ok(Outcome::Undone), thread_cpu_time().saturating_sub(begun))

@@ -8,9 +8,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use heapbpf_inline::abi::{CONTROL, STATE};
+use heapbpf_inline::abi::{STATE, Totals};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use libc::{AT_BASE, AT_PHDR, AT_PHNUM};
+use zerocopy::FromBytes as _;
 
 /// Opens the memory of a process.
 pub fn open(pid: u32) -> io::Result<File> {
@@ -28,18 +29,19 @@ thread_local! {
     static STATE_BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The sums of everything that the hooks of an allocator count.
+/// The sums of everything that the hooks of an allocator count. `is_original`: the process was hooked itself, and did
+/// not inherit the hooks.
 ///
 /// # Errors
-/// The memory cannot be read, or was emptied by whoever removed the hooks.
-pub fn counts(memory: &File, base: u64) -> io::Result<Counts> {
-    // Another value is its owner's doing, and makes its counts doubtful.
-    if word_at(memory, base + CONTROL)? == 0 {
-        return Err(io::Error::from(io::ErrorKind::InvalidData));
-    }
+/// The memory cannot be read. `InvalidData`: whoever removed the hooks has emptied it, or its owner has written there.
+pub fn counts(memory: &File, base: u64, is_original: bool) -> io::Result<Counts> {
     STATE_BYTES.with_borrow_mut(|state| {
         state.resize(COUNTS_BYTES, 0);
         memory.read_exact_at(state, base + STATE)?;
+        let is_as_made = Totals::read_from_prefix(state).is_ok_and(|(totals, _)| totals.is_original == 1);
+        if is_original && !is_as_made {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
         Counts::of(state).map_err(io::Error::other)
     })
 }

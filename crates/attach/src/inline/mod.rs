@@ -61,7 +61,8 @@ pub use self::waits::{Level, Levels};
 use crate::content::Content;
 use crate::files::{ExaminedFiles, FileKey};
 
-/// How long the end of a recording waits for processes that are being prepared.
+/// How long the end of a recording waits for a process that is being prepared: its files may be on a file system whose
+/// server does not answer.
 const LONGEST_PREPARATION: Duration = Duration::from_secs(10);
 
 /// How the calls of an allocator in a process are counted.
@@ -83,13 +84,15 @@ pub enum Service {
 /// The inline hooks of a recording.
 pub struct InlineHooks {
     preparation: Arc<Preparation>,
-    /// Prepares processes, and undoes that.
+    /// Prepares processes.
     aside: Aside<(ProcessKey, FileKey), Answer>,
+    /// Undoes that. A thread of its own, which no preparation keeps waiting.
+    undoing: Aside<(ProcessKey, FileKey), Answer>,
     /// A thread that prepares processes while others are hooked, before the recording begins.
     ahead: Option<JoinHandle<Vec<DoneOrder>>>,
-    /// Answers of the other thread that were not used yet. Prepared processes are in `prepared`.
+    /// Answers of these threads that were not used yet. Prepared processes are in `prepared`.
     answers: HashMap<(ProcessKey, FileKey), Result<Vec<Site>, Refused>>,
-    /// CPU time of that thread since somebody last took it.
+    /// Their CPU time since somebody last took it.
     pub spent: Duration,
     /// Numbers of the allocators in processes, in the order in which they were to be hooked; and the next number.
     numbers: HashMap<(ProcessKey, FileKey), u64>,
@@ -152,6 +155,7 @@ impl InlineHooks {
         Self {
             preparation: Arc::new(Preparation { programs, files, names }),
             aside: Aside::new("prepare"),
+            undoing: Aside::new("undo"),
             ahead: None,
             answers: HashMap::new(),
             spent: Duration::ZERO,
@@ -405,11 +409,14 @@ impl InlineHooks {
         while let Some(done) = self.aside.wait_until(end) {
             self.take_over(done);
         }
-        for (process, _) in self.aside.under_way() {
+        if let Some((process, _)) = self.aside.running() {
             log::warn!("process {}: reading its files takes too long; what was mapped into it stays", process.tgid);
         }
         // No jump leads to what that thread may still map.
         self.aside = Aside::new("prepare");
+        while let Some(done) = self.undoing.wait() {
+            self.take_over(done);
+        }
         self.undo_prepared();
         self.counted.release_all();
     }

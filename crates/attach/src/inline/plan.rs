@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
-use heapbpf_host::open::open_unserved;
+use heapbpf_host::open::UnservedFiles;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, Totals, mapped_bytes};
 use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, WantedFunction, reaches};
 use heapbpf_probes::InlineSlot;
@@ -188,9 +188,10 @@ pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> V
     let others = of_files
         .take_while(|mapping| listed.is_none() || !is_own(mapping))
         .filter(|mapping| !is_own(mapping) && seen.insert((mapping.device.as_str(), mapping.inode)));
+    let mut files = UnservedFiles::of(target.pid().unsigned_abs());
     let open = |mapping: &Mapping| {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
-        open_unserved(target.pid().unsigned_abs(), path.as_ref()).ok()
+        files.open(path.as_ref()).ok()
     };
     others.map(open).collect()
 }

@@ -117,7 +117,7 @@ impl Preparation {
     fn map(&self, order: &Order) -> Result<Outcome, Refused> {
         let Order { process, key, sampling, control, .. } = *order;
         let (pid, file) = (process.tgid, &*order.file);
-        let builds = Builds::of(pid, file);
+        let builds = Builds::of(pid, file)?;
         crashes::check(builds.as_ref())?;
         let known = self.files.functions((&order.path, file), &order.table)?;
         let Some(first_site) = order.first_site else { return Ok(Outcome::Sites(known.sites())) };

@@ -47,7 +47,7 @@ pub struct Preview {
 /// The process cannot be hooked inline.
 pub fn preview(pid: u32, (path, file): (&str, &File), table: &Table) -> Result<Preview, Refused> {
     forbidden::check(pid)?;
-    crashes::check(Builds::of(pid, file).as_ref())?;
+    crashes::check(Builds::of(pid, file)?.as_ref())?;
     let known = KnownFile::read((path, file), table)?;
     let target = Target::look(pid)?;
     if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {

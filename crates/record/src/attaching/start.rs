@@ -47,15 +47,22 @@ const AHEAD: usize = 16;
 pub struct Misdescribed(pub String);
 
 impl Attaching {
-    /// Attaches to what targets have mapped, and to what a command is expected to map.
+    /// Attaches to what targets have mapped, and to what a command is expected to map. `asking`: the options that ask for
+    /// probes.
     ///
     /// # Errors
     /// No named target has an allocator that can be hooked, or a custom allocator is not as described. Nothing stays
     /// attached then.
-    pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
+    pub fn start(
+        &mut self,
+        targets: &Targets,
+        asking: Option<&str>,
+        command: Option<u32>,
+        host: &mut Host,
+    ) -> anyhow::Result<()> {
         let now = monotonic_ns();
         self.decide_links(targets, command, host);
-        self.spare_whom_probes_end(targets, host)?;
+        self.spare_whom_probes_end(targets, asking, host)?;
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
             self.targets.begin_running(pid, now, resident::rough(pid).as_ref());
@@ -241,7 +248,7 @@ impl Attaching {
 
     /// Refuses the recording if it would probe a process that probes would kill, or a named target whose tracer they
     /// would harm. Anybody may trace their own processes, so that does not keep others from recording the whole host.
-    fn spare_whom_probes_end(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
+    fn spare_whom_probes_end(&self, targets: &Targets, asking: Option<&str>, host: &Host) -> anyhow::Result<()> {
         if self.takes_in() {
             return Ok(());
         }
@@ -257,8 +264,8 @@ impl Attaching {
         for (pid, work) in probed {
             let ignored = if self.global && !targets.name(pid) { syscall_work::TRACED } else { 0 };
             if let Some(why) = forbid_probes(pid, work & !ignored) {
-                let option = if targets.from_first_call { "--follow=exec" } else { "--hook probe" };
-                bail!("process {pid} must not be probed: {why}; without {option}, heapbpf leaves it alone");
+                let cure = asking.map(|options| format!("; without {options}, heapbpf leaves it alone"));
+                bail!("process {pid} must not be probed: {why}{}", cure.unwrap_or_default());
             }
             if work & ignored != 0 {
                 seen.push(pid.to_string());

@@ -124,9 +124,14 @@ impl OverheadController {
         self.measured.as_ref()
     }
 
+    /// Whether nothing is decided, and the share is only shown ([`Self::watch`]).
+    pub const fn only_shows(&self) -> bool {
+        self.budget.is_none() && !self.automatic
+    }
+
     /// CLOCK_MONOTONIC of the next check; `None` if no check is needed.
     pub fn next_ns(&self) -> Option<u64> {
-        let needed = self.attached && self.costs.is_some() && (self.budget.is_some() || self.automatic);
+        let needed = self.attached && self.costs.is_some() && !self.only_shows();
         needed.then_some(self.looks.next_ns)
     }
 
@@ -165,9 +170,9 @@ impl OverheadController {
         self.looks.last = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
     }
 
-    /// Notes what was used up to now if no budget is kept, only to show it.
+    /// Notes what was used up to now, only to show it.
     pub fn watch(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) {
-        let Some(costs) = self.costs.filter(|_| self.budget.is_none() && !self.automatic) else { return };
+        let Some(costs) = self.costs else { return };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
         self.looks.share = Some(now.since(&std::mem::replace(&mut self.looks.last, now)).share(&costs));
     }

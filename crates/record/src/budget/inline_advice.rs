@@ -9,7 +9,7 @@ use crate::plan::RecordPlan;
 /// Inline hooks in place of probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InlineAdvice {
-    /// The option to leave out.
+    /// The options to leave out.
     option: &'static str,
     /// What they add to a pair of malloc and free that is not sampled, ns.
     pair_ns: f64,

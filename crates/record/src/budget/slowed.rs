@@ -57,9 +57,14 @@ pub struct SlowedTargets {
 }
 
 impl SlowedTargets {
-    /// CLOCK_MONOTONIC of the next check; `None` if enough targets were reported, and no budget must be kept.
-    pub fn next_ns(&self, has_budget: bool) -> Option<u64> {
-        (has_budget || self.reported.len() < MOST_REPORTED).then_some(self.next_ns)
+    /// CLOCK_MONOTONIC of the next check.
+    pub const fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// Whether so many targets were reported that no more are, unless a budget must be kept.
+    pub fn are_enough(&self) -> bool {
+        self.reported.len() >= MOST_REPORTED
     }
 
     /// Sets the time of the next check, after one that took this much CPU time.
@@ -94,7 +99,7 @@ impl SlowedTargets {
             }
             seen.insert(process, used);
             let share = since.share(&costs);
-            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || self.reported.len() < MOST_REPORTED) {
+            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || !self.are_enough()) {
                 self.reported.insert(process);
                 let who = if comm.is_empty() {
                     format!("process {}", process.tgid)
@@ -250,7 +255,6 @@ mod tests {
              not counted any more"
         );
         assert_eq!(slowed.notes, [format!("after 0.8 s: {}", found[0].line)]);
-        assert!(slowed.next_ns(true).is_some());
     }
 
     #[test]
@@ -259,11 +263,11 @@ mod tests {
         let all = |pairs, seconds| (0..100).map(|pid| seen(pid, pairs, seconds)).collect::<Vec<_>>();
         look(&mut slowed, all(0.0, 0.0));
         assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_REPORTED);
-        assert_eq!((slowed.notes.len(), slowed.next_ns(false)), (MOST_REPORTED, None));
+        assert!(slowed.notes.len() == MOST_REPORTED && slowed.are_enough());
         let mut slowed = SlowedTargets::default();
         slowed.looked(Duration::from_nanos(1_000), 2_000);
-        assert_eq!(slowed.next_ns(false), Some(2_000 + LOOK_NS));
+        assert_eq!((slowed.next_ns(), slowed.are_enough()), (2_000 + LOOK_NS, false));
         slowed.looked(Duration::from_millis(100), 100_000_000);
-        assert_eq!(slowed.next_ns(false), Some(10_100_000_000));
+        assert_eq!(slowed.next_ns(), 10_100_000_000);
     }
 }

@@ -112,7 +112,8 @@ impl ActiveRecording {
             CommandState::hold(&session.plan.targets.command).context("cannot start a process for the command")?;
         let command_pid = command.held.as_ref().map(|held| held.pid);
         session.attaching.held = command_pid.filter(|_| session.attaching.inline.is_some());
-        session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
+        let (targets, asking) = (&session.plan.targets, session.plan.asks_for_probes());
+        session.attaching.start(targets, asking, command_pid, &mut session.host)?;
         session.recorder.set_functions(&session.attaching.hooks.functions);
         let first = session.first_target(command_pid);
         let plan = &session.plan;

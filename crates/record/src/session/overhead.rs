@@ -147,13 +147,16 @@ impl Session {
         let counted = self.counts();
         let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
         self.learn_costs(&counts, &total);
-        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        self.overhead.controller.watch(&total, cpu_seconds, begun);
+        if self.overhead.controller.only_shows() {
+            let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+            self.overhead.controller.watch(&total, cpu_seconds, begun);
+        }
         let processes = self.host.processes();
         let (controller, attaching) = (&self.overhead.controller, &self.attaching);
         let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
         let budget = self.plan.budget;
-        let targets = counts.processes.iter().filter_map(|(process, counters)| {
+        let is_any_told = budget.is_some() || !self.overhead.slowed.are_enough();
+        let targets = counts.processes.iter().filter(|_| is_any_told).filter_map(|(process, counters)| {
             if budget.is_some() && !attaching.own.contains(&process.tgid) {
                 return None;
             }
@@ -191,15 +194,17 @@ impl Session {
     }
 
     /// CLOCK_MONOTONIC of the next check for slowed targets. `None` if none is needed: the budget is kept for all
-    /// targets together, or the user chose to record a whole host without one.
+    /// targets together, or the user chose to record a whole host without one, or enough were reported and no share is
+    /// shown.
     fn next_look_for_slowed(&self) -> Option<u64> {
-        let has_budget = self.plan.budget.is_some();
-        let needed = if has_budget {
+        let Overhead { controller, slowed, .. } = &self.overhead;
+        let needed = if self.plan.budget.is_some() {
             self.attaching.takes_in() && !self.attaching.own.is_empty()
         } else {
-            !self.plan.targets.are_all()
+            let is_shown = self.plan.display.progress && controller.only_shows();
+            !self.plan.targets.are_all() && (is_shown || !slowed.are_enough())
         };
-        self.overhead.slowed.next_ns(has_budget).filter(|_| needed && self.overhead.controller.costs().is_some())
+        (needed && controller.costs().is_some()).then(|| slowed.next_ns())
     }
 
     /// Time until the next check for slowed targets.

@@ -1,6 +1,7 @@
 //! A counted process: where its counts are, how far they were read, and what they add to the kernel's.
 
 use std::fs::File;
+use std::io;
 use std::time::Instant;
 
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
@@ -64,13 +65,16 @@ impl Process {
         }
     }
 
-    /// Reads its current counts. `None` if they cannot be read, or are lower than before because something else has
-    /// cleared them.
-    pub(super) fn now(&self) -> Option<Counts> {
-        let memory = self.memory.as_ref()?;
-        let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
-        let now = counts.try_fold(self.before, |sum, counts| Some(figures::plus(&sum, &counts?)));
-        now.filter(|now| now.threads >= self.counts[1].threads)
+    /// Reads its current counts.
+    ///
+    /// # Errors
+    /// They cannot be read. `InvalidData`: something else has cleared them, or written there.
+    pub(super) fn now(&self) -> io::Result<Counts> {
+        let memory = self.memory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let is_original = self.hooked == Some(self.memory_of);
+        let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base, is_original));
+        let now = counts.try_fold(self.before, |sum, counts| Ok::<_, io::Error>(figures::plus(&sum, &counts?)))?;
+        if now.threads < self.counts[1].threads { Err(io::ErrorKind::InvalidData.into()) } else { Ok(now) }
     }
 
     /// Keeps its counts as they are: its hooks are removed.
@@ -150,7 +154,29 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
+    use heapbpf_inline::abi::{STATE, Totals};
+    use heapbpf_inline::read::COUNTS_BYTES;
+
     use super::*;
+
+    #[test]
+    fn emptied_counts_are_those_of_a_child_or_nobody_elses() {
+        let [own, parent] = [std::process::id(), 1].map(|tgid| ProcessKey { tgid, ..ProcessKey::default() });
+        let mut state = vec![0_u64; COUNTS_BYTES / size_of::<u64>()];
+        let mut read = |is_original| {
+            state[offset_of!(Totals, is_original) / size_of::<u64>()] = is_original;
+            let base = std::hint::black_box(&state).as_ptr() as u64 - STATE;
+            [own, parent].map(|hooked| {
+                let mut entry = InlineProcess { memory_of: own, hooked, ..InlineProcess::default() };
+                entry.bases[0] = base;
+                Process::new(own, &entry).now().map_err(|error| error.kind())
+            })
+        };
+        let (none, refused) = (Ok(Counts::default()), Err(io::ErrorKind::InvalidData));
+        assert_eq!([read(1), read(0), read(7)], [[none, none], [refused, none], [refused, none]]);
+    }
 
     /// A process whose last read happened during a call that then failed.
     #[test]
