@@ -1,6 +1,6 @@
 // What must be in plain sight: how much, how sure, what was lost, what it costs, and how it was counted.
 
-import { button, drawing, element } from "./dom.ts";
+import { button, drawing, element, part } from "./dom.ts";
 import { bytes, count, figure, interval, intervalTitle, literal, percent, seconds, shown, signed } from "./format.ts";
 import type { History } from "./history.ts";
 import type { Figure, PageData, Process, Resident, Serving } from "./model.ts";
@@ -143,18 +143,18 @@ function grown(resident: Resident | null): string {
 
 /** Each process and how it is counted. */
 export function hooks(data: PageData): HTMLElement {
-  const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
+  const table = part("table", {}, element("caption", { class: "sr" }, "Processes"));
   const head = ["Process", "Counted", "In use", "Resident", "Resident per minute", "Counted for", "Not counted", "Allocators"];
-  table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
+  table.append(part("thead", {}, part("tr", {}, ...head.map(text => part("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
-  const body = element("tbody");
+  const body = part("tbody");
   const order = [...data.processes].sort((a, b) => (b.resident?.bytes ?? 0) - (a.resident?.bytes ?? 0));
   for (const process of order.slice(0, 200)) {
     const way = `${WAYS[process.hook ?? ""] ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
     const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", grown(process.resident), percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
-    body.append(element("tr", {}, ...cells.map((text, i) => element("td", { class: "text", "data-title": head[i] }, text))));
+    body.append(part("tr", {}, ...cells.map((text, i) => part("td", { class: "text", "data-title": head[i] }, text))));
   }
   table.append(body);
   return element("div", { class: "table-scroll" }, table);

@@ -86,6 +86,10 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
         resize(browser, width, 900);
         fits(browser, &format!("{what} at {width} px"));
     }
+    // On a phone, the style makes paragraphs of rows, and then a browser may forget what they are.
+    let without_role =
+        "document.querySelectorAll('.table-scroll :is(table, thead, tbody, tr, th, td):not([role])').length";
+    assert_eq!(browser.value(without_role), 0, "{what}");
     resize(browser, 1300, 1000);
 }
 
