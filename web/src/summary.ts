@@ -30,7 +30,7 @@ const WAYS: Record<string, string> = { inline: "from inside", probe: "by probes"
 function growing(data: PageData, onFunction: (name: string) => void): HTMLElement | null {
   if (!data.growing) return null;
   if (!data.growing.length) return card("growing", "nothing", "that stands out");
-  const lines = data.growing.map(it => element("p", {}, it.program ? `${shown(it.program, 60)}: ` : "", button(shown(it.name, 200), () => onFunction(literal(it.name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
+  const lines = data.growing.map(it => element("p", {}, it.program ? `${shown(it.program, 60)}: ` : "", button(shown(it.name, 200), () => onFunction(literal(it.full_name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
   return element("div", { class: "card growing" }, element("small", {}, "growing"), ...lines);
 }
 
