@@ -27,7 +27,7 @@ interface WireColumn { estimate: number[]; low: (number | null)[]; high: (number
 export interface PageData extends WireSheet {
   version: string; host: string; subject: string; started_ms: number; time_ms: number; duration_seconds: number;
   interval: number; criterion: string; confidence: number; live: boolean; values: ValueInfo[]; active: number;
-  totals: Figure[]; groups: Group[]; processes: Process[]; growing: Growing[] | null; remarks: string[]; counters: Record<string, number>;
+  totals: Figure[]; groups: Group[]; targets: number; processes: Process[]; growing: Growing[] | null; remarks: string[]; counters: Record<string, number>;
   left_out: number; columns: WireColumn[]; sizes: { smallest: number[]; largest: number[] };
   lifetimes: (Lifetimes | null)[]; boxes: WireBoxes;
 }

@@ -34,22 +34,27 @@ function growing(data: PageData, onFunction: (name: string) => void): HTMLElemen
   return element("div", { class: "card growing" }, element("small", {}, "growing"), ...lines);
 }
 
+/** How many processes there are, and how many of them are counted in which way. */
+export function counted({ targets, processes }: Pick<PageData, "targets" | "processes">): [value: string, about: string] {
+  const ways = new Map<string, number>();
+  for (const { hook, count: n } of processes) {
+    const way = WAYS[hook ?? ""] ?? "not counted";
+    // Idle processes that have ended are listed, but do not count.
+    if (n) ways.set(way, (ways.get(way) ?? 0) + n);
+  }
+  return [`${count(targets)} ${targets === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ") || "not counted"];
+}
+
 export function summary(data: PageData, serving: Serving | null, onFunction: (name: string) => void): HTMLElement[] {
   const total = (name: string) => data.totals[data.values.findIndex(value => value.name === name)];
   const missing = lost(data.counters);
-  const ways = new Map<string, number>();
-  for (const process of data.processes) {
-    const way = WAYS[process.hook ?? ""] ?? "not counted";
-    ways.set(way, (ways.get(way) ?? 0) + process.count);
-  }
-  const processes = data.processes.reduce((sum, process) => sum + process.count, 0);
   const cost = serving?.probe_seconds ?? null;
   const share = serving && serving.duration_seconds > 0 ? (x: number) => percent(x / serving.duration_seconds) : null;
   const cards = [
     totalCard("in use", total("inuse_space"), "bytes"),
     totalCard("allocated", total("alloc_space"), "bytes"),
     growing(data, onFunction),
-    card("counted", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
+    card("counted", ...counted(data)),
     Object.keys(data.counters).length
       ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,
     serving && share

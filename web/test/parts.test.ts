@@ -12,7 +12,7 @@ import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptD
 import { faded, GREY, growthColour, hsl, originColour, PLAIN, Rows } from "../src/pixels.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
-import { lost } from "../src/summary.ts";
+import { counted, lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
 
 /** Stacks by their functions, outermost first, in the order in which the daemon sends them. */
@@ -333,6 +333,14 @@ test("files hold every stack", () => {
   const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: 0.95 };
   assert.equal(folded(doc, WEIGHTS).split("\n")[1], "main;a;b;malloc 20");
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
+});
+
+test("processes are counted by the way in which they are counted", () => {
+  const process = (count: number, hook: string | null) => ({ count, hook }) as PageData["processes"][number];
+  const inside = process(3, "inline"), idle = process(1, null), ended = process(0, null);
+  assert.deepEqual(counted({ targets: 5, processes: [inside, idle, idle, ended] }), ["5 processes", "3 from inside, 2 not counted"]);
+  assert.deepEqual(counted({ targets: 3, processes: [inside, ended] }), ["3 processes", "3 from inside"]);
+  assert.deepEqual(counted({ targets: 1, processes: [ended] }), ["1 process", "not counted"]);
 });
 
 /** sRGB to linear light. */
