@@ -48,8 +48,11 @@ static void wait_until(int released) {
 static void late_children(uint64_t children, uint64_t rounds) {
   int release[2], done[2], end[2];
   if (pipe(release) || pipe(done) || pipe(end)) die("pipe");
+  pid_t first = 0;
   for (uint64_t c = 0; c < children; c++) {
-    if (fork_or_die()) continue;
+    pid_t child = fork_or_die();
+    if (!c) first = child;
+    if (child) continue;
     close(release[1]);
     close(end[1]);
     work(1, site_01, rounds);
@@ -65,6 +68,7 @@ static void late_children(uint64_t children, uint64_t rounds) {
   close(release[1]);
   close(done[1]);
   wait_until(done[0]);
+  wait_for(first);
 }
 static void wait_and_work(int released, uint64_t rounds) {
   wait_until(released);

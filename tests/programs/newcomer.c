@@ -1,8 +1,6 @@
-/* LIBRARY [PACE]: loads a library that contains its own allocator, waits (STEP), then allocates with it and with
- * malloc. PACE: does not wait, but allocates with it once for every PACE ns since the loading began, until a line
- * arrives. Built with DEEP: the library is deep_plugin.c. */
+/* LIBRARY: loads a library that contains its own allocator, waits (STEP), then allocates with it and with malloc. Built
+ * with DEEP: the library is deep_plugin.c. */
 #include <dlfcn.h>
-#include <poll.h>
 #include "truth.h"
 static void *(*own_malloc)(size_t);
 static void (*own_free)(void *);
@@ -15,32 +13,15 @@ static const char *const names[] = {"malloc", "free"};
 #endif
 SITE(00, malloc(n))
 SITE(01, own_malloc(n))
-static void keep_pace(struct timespec due, long pace_ns) {
-  struct pollfd line = {0, POLLIN, 0};
-  while (!poll(&line, 1, 0)) {
-    due.tv_nsec += pace_ns;
-    if (due.tv_nsec >= 1000000000) { due.tv_nsec -= 1000000000; due.tv_sec++; }
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, 0);
-    void *p = site_01(200); took(1, 200); own_free(p); gave(1, 200);
-  }
-}
 int main(int argc, char **argv) {
   ready();
   for (int i = 0; i < 100; i++) { void *p = site_00(100); took(0, 100); if (i % 2) { free(p); gave(0, 100); } }
-  struct timespec begun;
-  clock_gettime(CLOCK_MONOTONIC, &begun);
   void *library = dlopen(argc > 1 ? argv[1] : "", FLAGS);
   if (!library) die(dlerror());
   *(void **)&own_malloc = dlsym(library, names[0]);
   *(void **)&own_free = dlsym(library, names[1]);
   void *(**bound)(size_t) = (void *(**)(size_t))dlsym(library, "plugin_bound");
   if (!own_malloc || !own_free || (bound ? *bound : own_malloc) == malloc) die("the library has no malloc of its own");
-  if (argc > 2) {
-    keep_pace(begun, atol(argv[2]));
-    wait_line();
-    report();
-    return 0;
-  }
   own_free(own_malloc(1));
   step();
   for (int i = 0; i < 100; i++) {

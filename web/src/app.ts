@@ -84,7 +84,7 @@ export class App {
     byId("connection").textContent = "";
     await this.take(data.profile);
     const current = () => ({ doc: this.view(), column: this.column() });
-    byId("export").replaceChildren(staticButtons(current, data.profile, text));
+    byId("export").replaceChildren(staticButtons(current, text));
     performance.mark("heapbpf-shown");
   }
 

@@ -19,6 +19,13 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
+const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", th: "columnheader", td: "cell" } as const;
+
+/** A table or a part of one. It has its role, because browsers forget it where a style shows a row as a paragraph. */
+export function part<K extends keyof typeof ROLES>(tag: K, attributes: Record<string, string> = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
+  return element(tag, { role: ROLES[tag], ...attributes }, ...children);
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** A new element of a drawing. */

@@ -2,10 +2,9 @@
 
 import { button, element, save } from "./dom.ts";
 import { shown } from "./format.ts";
-import { pprof } from "./pprof.ts";
 import type { Doc } from "./doc.ts";
 import type { Server } from "./live.ts";
-import type { Column, PageData } from "./model.ts";
+import type { Column } from "./model.ts";
 
 /** `a;b;c value` of every stack, outermost first. */
 export function folded(it: Doc, values: Float64Array): string {
@@ -33,24 +32,25 @@ export function csv(it: Doc): string {
 }
 
 /** Buttons of what most people want; the others are behind "more". */
-function ways(first: HTMLElement[], rest: HTMLElement[]): HTMLElement {
+function ways(first: HTMLElement[], rest: HTMLElement[] = []): HTMLElement {
+  const row = element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"), ...first);
+  if (!rest.length) return row;
   const others = element("span", { class: "row", hidden: "" }, ...rest);
   const more = button("more", () => {
     others.hidden = !others.hidden;
     more.setAttribute("aria-expanded", String(!others.hidden));
   }, { "aria-expanded": "false" });
-  return element("div", { class: "row" }, element("span", { class: "dim" }, "Save as"), ...first, more, others);
+  row.append(more, others);
+  return row;
 }
 
-/** Buttons of a page without a server: what can be made from what it has. The page itself is the html. */
-export function staticButtons(current: () => { doc: Doc; column: Column }, profile: PageData, data: string): HTMLElement {
+/** Buttons of a page without a server: what can be made from what it has. The page itself is the html. It knows too little of processes and losses for pprof. */
+export function staticButtons(current: () => { doc: Doc; column: Column }, data: string): HTMLElement {
   const values = () => current().column.estimate;
   return ways([
-    button("pprof", () => save("heapbpf.pb", pprof(current().doc, current().column.info.name, profile), "application/octet-stream")),
     button("json", () => save("heapbpf-page.json", data, "application/json"), { title: "the data of this page" }),
-  ], [
-    button("folded", () => save("heapbpf.folded", folded(current().doc, values()), "text/plain")),
     button("csv", () => save("heapbpf.csv", csv(current().doc), "text/csv")),
+    button("folded", () => save("heapbpf.folded", folded(current().doc, values()), "text/plain")),
   ]);
 }
 

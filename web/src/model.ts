@@ -11,8 +11,8 @@ export interface Process {
   pid: number; comm: string; group: string; count: number; hook: string | null; not_inline: string | null;
   coverage: number; ended: boolean; not_hooked: number; allocators: string[]; totals: Figure[]; resident: Resident | null;
 }
-/** A function that grows: of which program (empty: of all), how fast, or how much it keeps, and why that is suspected. */
-export interface Growing { program: string; name: string; how_much: string; why: string }
+/** A function that grows: of which program (empty: of all), as it is shown and in full, how fast, or how much it keeps, and why that is suspected. */
+export interface Growing { program: string; name: string; full_name: string; how_much: string; why: string }
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
 interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
@@ -27,7 +27,7 @@ interface WireColumn { estimate: number[]; low: (number | null)[]; high: (number
 export interface PageData extends WireSheet {
   version: string; host: string; subject: string; started_ms: number; time_ms: number; duration_seconds: number;
   interval: number; criterion: string; confidence: number; live: boolean; values: ValueInfo[]; active: number;
-  totals: Figure[]; groups: Group[]; processes: Process[]; growing: Growing[] | null; remarks: string[]; counters: Record<string, number>;
+  totals: Figure[]; groups: Group[]; targets: number; processes: Process[]; growing: Growing[] | null; remarks: string[]; counters: Record<string, number>;
   left_out: number; columns: WireColumn[]; sizes: { smallest: number[]; largest: number[] };
   lifetimes: (Lifetimes | null)[]; boxes: WireBoxes;
 }

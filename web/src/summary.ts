@@ -1,6 +1,6 @@
 // What must be in plain sight: how much, how sure, what was lost, what it costs, and how it was counted.
 
-import { button, drawing, element } from "./dom.ts";
+import { button, drawing, element, part } from "./dom.ts";
 import { bytes, count, figure, interval, intervalTitle, literal, percent, seconds, shown, signed } from "./format.ts";
 import type { History } from "./history.ts";
 import type { Figure, PageData, Process, Resident, Serving } from "./model.ts";
@@ -30,26 +30,31 @@ const WAYS: Record<string, string> = { inline: "from inside", probe: "by probes"
 function growing(data: PageData, onFunction: (name: string) => void): HTMLElement | null {
   if (!data.growing) return null;
   if (!data.growing.length) return card("growing", "nothing", "that stands out");
-  const lines = data.growing.map(it => element("p", {}, it.program ? `${shown(it.program, 60)}: ` : "", button(shown(it.name, 200), () => onFunction(literal(it.name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
+  const lines = data.growing.map(it => element("p", {}, it.program ? `${shown(it.program, 60)}: ` : "", button(shown(it.name, 200), () => onFunction(literal(it.full_name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
   return element("div", { class: "card growing" }, element("small", {}, "growing"), ...lines);
+}
+
+/** How many processes there are, and how many of them are counted in which way. */
+export function counted({ targets, processes }: Pick<PageData, "targets" | "processes">): [value: string, about: string] {
+  const ways = new Map<string, number>();
+  for (const { hook, count: n } of processes) {
+    const way = WAYS[hook ?? ""] ?? "not counted";
+    // Idle processes that have ended are listed, but do not count.
+    if (n) ways.set(way, (ways.get(way) ?? 0) + n);
+  }
+  return [`${count(targets)} ${targets === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ") || "not counted"];
 }
 
 export function summary(data: PageData, serving: Serving | null, onFunction: (name: string) => void): HTMLElement[] {
   const total = (name: string) => data.totals[data.values.findIndex(value => value.name === name)];
   const missing = lost(data.counters);
-  const ways = new Map<string, number>();
-  for (const process of data.processes) {
-    const way = WAYS[process.hook ?? ""] ?? "not counted";
-    ways.set(way, (ways.get(way) ?? 0) + process.count);
-  }
-  const processes = data.processes.reduce((sum, process) => sum + process.count, 0);
   const cost = serving?.probe_seconds ?? null;
   const share = serving && serving.duration_seconds > 0 ? (x: number) => percent(x / serving.duration_seconds) : null;
   const cards = [
     totalCard("in use", total("inuse_space"), "bytes"),
     totalCard("allocated", total("alloc_space"), "bytes"),
     growing(data, onFunction),
-    card("counted", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
+    card("counted", ...counted(data)),
     Object.keys(data.counters).length
       ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,
     serving && share
@@ -143,18 +148,18 @@ function grown(resident: Resident | null): string {
 
 /** Each process and how it is counted. */
 export function hooks(data: PageData): HTMLElement {
-  const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
+  const table = part("table", {}, element("caption", { class: "sr" }, "Processes"));
   const head = ["Process", "Counted", "In use", "Resident", "Resident per minute", "Counted for", "Not counted", "Allocators"];
-  table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
+  table.append(part("thead", {}, part("tr", {}, ...head.map(text => part("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
-  const body = element("tbody");
+  const body = part("tbody");
   const order = [...data.processes].sort((a, b) => (b.resident?.bytes ?? 0) - (a.resident?.bytes ?? 0));
   for (const process of order.slice(0, 200)) {
     const way = `${WAYS[process.hook ?? ""] ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
     const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", grown(process.resident), percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
-    body.append(element("tr", {}, ...cells.map((text, i) => element("td", { class: "text", "data-title": head[i] }, text))));
+    body.append(part("tr", {}, ...cells.map((text, i) => part("td", { class: "text", "data-title": head[i] }, text))));
   }
   table.append(body);
   return element("div", { class: "table-scroll" }, table);

@@ -1,6 +1,6 @@
 // A table that is sorted by its headings and shows more on request.
 
-import { button, element, renew } from "./dom.ts";
+import { button, element, part, renew } from "./dom.ts";
 
 export interface TableColumn<T> {
   key: string;
@@ -36,23 +36,23 @@ export class Table<T> {
   }
 
   private render() {
-    const head = element("tr");
+    const head = part("tr");
     for (const column of this.all) {
       const sorted = this.sort.replace(/^-/, "") === column.key;
       const down = this.sort.startsWith("-");
       const next = sorted ? (down ? column.key : `-${column.key}`) : column.number ? `-${column.key}` : column.key;
       const title = button(`${column.title}${sorted ? (down ? " ↓" : " ↑") : ""}`, () => this.onSort(next));
-      const cell = element("th", { scope: "col", class: column.number ? "number" : "" }, title);
+      const cell = part("th", { scope: "col", class: column.number ? "number" : "" }, title);
       cell.setAttribute("aria-sort", sorted ? (down ? "descending" : "ascending") : "none");
       head.append(cell);
     }
-    const body = element("tbody");
+    const body = part("tbody");
     for (const row of this.rows.slice(0, this.limit)) {
-      const line = element("tr", this.isChosen(row) ? { class: "chosen" } : {});
-      for (const column of this.all) line.append(element("td", { class: column.number ? "number" : "text", "data-title": column.title }, column.cell(row)));
+      const line = part("tr", this.isChosen(row) ? { class: "chosen" } : {});
+      for (const column of this.all) line.append(part("td", { class: column.number ? "number" : "text", "data-title": column.title }, column.cell(row)));
       body.append(line);
     }
-    const table = element("table", {}, element("caption", { class: "sr" }, this.caption), element("thead", {}, head), body);
+    const table = part("table", {}, element("caption", { class: "sr" }, this.caption), part("thead", {}, head), body);
     const rest = this.rows.length - this.limit;
     const more = rest > 0
       ? button(`Show ${Math.min(STEP, rest)} more of ${rest.toLocaleString("en")}`, () => {

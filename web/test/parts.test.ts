@@ -10,10 +10,9 @@ import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
 import { faded, GREY, growthColour, hsl, originColour, PLAIN, Rows } from "../src/pixels.ts";
-import { pprof } from "../src/pprof.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
-import { lost } from "../src/summary.ts";
+import { counted, lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
 
 /** Stacks by their functions, outermost first, in the order in which the daemon sends them. */
@@ -336,58 +335,12 @@ test("files hold every stack", () => {
   assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
 });
 
-/** The fields of a protobuf message, by their numbers: numbers, and bytes. */
-function fieldsOf(bytes: Uint8Array): Map<number, (bigint | Uint8Array)[]> {
-  const all = new Map<number, (bigint | Uint8Array)[]>();
-  let at = 0;
-  while (at < bytes.length) {
-    const [tag, next] = varintAt(bytes, at), [value, end] = varintAt(bytes, next), isBytes = (tag & 7n) === 2n;
-    at = isBytes ? end + Number(value) : end;
-    const number = Number(tag >> 3n);
-    all.set(number, [...(all.get(number) ?? []), isBytes ? bytes.subarray(end, at) : value]);
-  }
-  return all;
-}
-
-function varintAt(bytes: Uint8Array, at: number): [bigint, number] {
-  let value = 0n;
-  for (let shift = 0n; ; shift += 7n) {
-    const byte = bytes[at++];
-    value |= BigInt(byte & 127) << shift;
-    if (byte < 128) return [BigInt.asIntN(64, value), at];
-  }
-}
-
-test("a file for pprof has every stack, function, file and value", () => {
-  const it = sheet([["main", "a\u202e"], ["main", "b"]], ["one (7)", "two (3 processes)"], [0, 1]), { tree, leaf } = callTree(it);
-  it.strings.push("b.c");
-  const ofB = (value: number) => it.names.map(name => (name === "b" ? value : 0));
-  Object.assign(it.frames, { file: ofB(it.strings.length - 1), line: ofB(7) });
-  const column = (name: string, unit: string, estimate: number[]) => ({ info: { name, title: "", unit }, estimate: Float64Array.from(estimate), low: WEIGHTS, high: WEIGHTS, samples: WEIGHTS });
-  const all = [column("inuse_objects", "count", [1, NaN]), column("growth", "bytes", [2 ** 40, -300])];
-  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: all, lifetimes: null, sizes: null, changes: null, boxes: new Boxes(), confidence: 0.95 };
-  const of = fieldsOf(pprof(doc, "growth", { version: "1.2", host: "h", interval: 512, criterion: "bytes" })), parts = (number: number) => (of.get(number) as Uint8Array[]).map(fieldsOf);
-  const texts = (of.get(6) as Uint8Array[]).map(bytes => new TextDecoder().decode(bytes)), text = (at: unknown) => texts[Number(at)];
-  const list = (bytes: unknown) => {
-    const values: number[] = [];
-    for (let at = 0; at < (bytes as Uint8Array).length;) {
-      const [value, end] = varintAt(bytes as Uint8Array, at);
-      values.push(Number(value));
-      at = end;
-    }
-    return values;
-  };
-  const functions = new Map(parts(5).map(it => [it.get(1)![0], [text(it.get(2)![0]), text(it.get(4)![0])]]));
-  const lines = new Map(parts(4).map(it => [Number(it.get(1)![0]), fieldsOf(it.get(4)![0] as Uint8Array)]));
-  const call = (location: number) => [...functions.get(lines.get(location)!.get(1)![0])!, Number(lines.get(location)!.get(2)![0])].join(" ");
-  const stacks = parts(2).map(it => {
-    const label = fieldsOf(it.get(3)![0] as Uint8Array);
-    return [list(it.get(1)![0]).map(call), list(it.get(2)![0]), text(label.get(1)![0]), text(label.get(2)![0])];
-  });
-  assert.equal(texts[0], "", "as pprof wants it");
-  assert.deepEqual(parts(1).map(it => [text(it.get(1)![0]), text(it.get(2)![0])]), [["inuse_objects", "count"], ["growth", "bytes"]]);
-  assert.deepEqual([text(of.get(14)![0]), of.get(12), of.get(13)!.map(text)], ["growth", [512n], ["heapbpf 1.2 on h: values are unbiased estimates", "criterion=bytes"]]);
-  assert.deepEqual(stacks, [[["a\\u{202e}  0", "main  0"], [1, 2 ** 40], "comm", "one"], [["b b.c 7", "main  0"], [0, -300], "comm", "two"]]);
+test("processes are counted by the way in which they are counted", () => {
+  const process = (count: number, hook: string | null) => ({ count, hook }) as PageData["processes"][number];
+  const inside = process(3, "inline"), idle = process(1, null), ended = process(0, null);
+  assert.deepEqual(counted({ targets: 5, processes: [inside, idle, idle, ended] }), ["5 processes", "3 from inside, 2 not counted"]);
+  assert.deepEqual(counted({ targets: 3, processes: [inside, ended] }), ["3 processes", "3 from inside"]);
+  assert.deepEqual(counted({ targets: 1, processes: [ended] }), ["1 process", "not counted"]);
 });
 
 /** sRGB to linear light. */

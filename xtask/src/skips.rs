@@ -109,3 +109,22 @@ fn unexpected<'a>(skips: &'a BTreeSet<Skip>, allowed: &str) -> anyhow::Result<Ve
     };
     Ok(skips.iter().filter(|skip| !is_expected(skip)).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_expected_for_its_reason_is_unexpected() {
+        let listed = "spark\tno module pyspark\nreach\tneeds root\nreach\tno musl\nnot a skip\n";
+        let skips: BTreeSet<Skip> = listed.lines().filter_map(Skip::parse).collect();
+        let left = |allowed| -> Vec<&str> {
+            let unexpected = unexpected(&skips, allowed).expect("a list");
+            unexpected.into_iter().map(|skip| skip.why.as_str()).collect()
+        };
+        assert_eq!(left("# half a gigabyte\n\nspark: pyspark\n"), ["needs root", "no musl"]);
+        assert_eq!(left("spark: pyspark\nreach: musl\n"), ["needs root"], "another reason is another skip");
+        assert_eq!(left("*: no mus\n"), ["needs root", "no module pyspark"]);
+        assert!(unexpected(&skips, "reach: \n").is_err(), "this would allow every reason");
+    }
+}

@@ -10,7 +10,6 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use heapbpf_tests::browser::Browser;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile::{self, MARKUP};
@@ -87,6 +86,10 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
         resize(browser, width, 900);
         fits(browser, &format!("{what} at {width} px"));
     }
+    // On a phone, the style makes paragraphs of rows, and then a browser may forget what they are.
+    let without_role =
+        "document.querySelectorAll('.table-scroll :is(table, thead, tbody, tr, th, td):not([role])').length";
+    assert_eq!(browser.value(without_role), 0, "{what}");
     resize(browser, 1300, 1000);
 }
 
@@ -140,31 +143,16 @@ fn a_file_compares_two_profiles() {
     browser.until("!document.getElementById('path').innerText.includes('grew')");
 }
 
-/// A file can be saved as pprof, which `report` reads, and as json. "more" shows the other ways and hides them.
+/// A page in a file makes no pprof: it knows too little of processes and losses.
 #[test]
 fn a_file_saves_what_can_be_made_from_it() {
-    const SHOWN: &str = "[...document.querySelectorAll('#export button')].filter(it => it.offsetWidth > 0).map(it => it.innerText).join(' ')";
     let case = "a_file_saves_what_can_be_made_from_it";
     let Some(_turn) = turn(case) else { return };
     let Some(mut browser) = browser(case, 1300, 900) else { return };
     browser.open_file(&hostile_page(), "document.querySelector('.flame canvas')?.width > 500");
-    assert_eq!(browser.text(SHOWN), "pprof json more");
-    let more = "#export [aria-expanded]";
-    for (expanded, shown) in [("true", "pprof json more folded csv"), ("false", "pprof json more")] {
-        browser.click(more);
-        browser.until(&format!("document.querySelector('{more}').getAttribute('aria-expanded') === '{expanded}'"));
-        assert_eq!(browser.text(SHOWN), shown);
-    }
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let buttons = "[...document.querySelectorAll('#export button')].map(it => it.innerText).join(' ')";
+    assert_eq!(browser.text(buttons), "json csv folded");
     browser.value("URL.createObjectURL = blob => { globalThis.saved = blob; return 'data:,' }");
-    browser.value("void [...document.querySelectorAll('#export button')].find(it => it.innerText === 'pprof').click()");
-    let saved = "saved.arrayBuffer().then(it => btoa(Array.from(new Uint8Array(it), byte => String.fromCharCode(byte)).join('')))";
-    let file = dir.path().join("saved.pb");
-    let bytes = BASE64_STANDARD.decode(browser.text(saved)).expect("Base64");
-    std::fs::write(&file, bytes).expect("there is space");
-    let report = Command::new(heapbpf()).args(["report", "--by", "function"]).arg(&file).output().expect("it runs");
-    let text = String::from_utf8_lossy(&report.stdout);
-    assert!(report.status.success() && text.contains("site_06"), "{text} {}", String::from_utf8_lossy(&report.stderr));
     browser.value("void [...document.querySelectorAll('#export button')].find(it => it.innerText === 'json').click()");
     let saved = browser.text("saved.text().then(it => JSON.parse(it).profile.processes.length)");
     assert_eq!(saved, "1");

@@ -368,6 +368,8 @@ fn bad_requests_get_a_sentence() {
     let post = "POST /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000000\r\n\r\n";
     assert_eq!(send(address, post).status, 413);
     assert_eq!(send(address, "POST /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").status, 405);
+    let long = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "x".repeat(100_000));
+    assert!(matches!(send(address, &long).status, 400 | 414 | 431));
     // The server does not wait for a client that never completes its request.
     idle(address, "GET / HTTP/1.1\r\nHost:", Duration::from_secs(60));
     assert_eq!(get(address, "/healthz").status, 200);

@@ -230,9 +230,12 @@ fn children_that_were_forked_before_probes_served_them_are_told() {
     target.go();
     target.step();
     recording.await_more_links();
-    let mut waiting = children_of(target.pid());
-    waiting.retain(|pid| state_of(*pid) != Some('Z'));
-    assert_eq!(waiting.len(), 3);
+    let mut waiting = Vec::new();
+    until("the first child ends", || {
+        waiting = children_of(target.pid());
+        waiting.retain(|pid| state_of(*pid) != Some('Z'));
+        waiting.len() == 3
+    });
     let before = used_by(&waiting);
     let truth = target.run();
     let after = used_by(&waiting);

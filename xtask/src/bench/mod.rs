@@ -39,7 +39,7 @@ const BENCHES: &[Bench] = &[
     Bench {
         name: "errors",
         about: "errors of 3,360 short real recordings beside .NET's table and heapprofd's charts",
-        run: |context, _| bench_among_tests(context, ["alone", "long::errors::"], &[]),
+        run: |context, _| bench_among_tests(context, ["alone", "errors::"], &[]),
     },
     Bench { name: "host", about: host::ABOUT, run: host::run },
     Bench {

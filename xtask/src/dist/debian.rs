@@ -146,3 +146,15 @@ fn files_below(root: &Path, dir: &Path, names: &mut Vec<String>) -> anyhow::Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    /// Installing a profiler of the whole host is not a request to run it.
+    #[test]
+    fn the_installation_starts_nothing() {
+        let script = include_str!("../../../packaging/deb/postinst");
+        let mut commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let starts = |line: &str| ["enable", " start ", "systemctl restart"].iter().any(|word| line.contains(word));
+        assert_eq!(commands.find(|line| starts(line)), None);
+    }
+}

@@ -124,7 +124,7 @@ pub fn run(
         let outcome = match part {
             Part::Test(program, name) => {
                 let mut arguments = vec!["--exact", name.as_str(), "--test-threads=1"];
-                // A shard has no time for those that take an hour.
+                // A shard has no time for the soak and the study of coverage. Benchmarks are not in this set.
                 arguments.extend(left.is_none().then_some("--include-ignored"));
                 let manner = Manner { show: true, verbose, within: left, ..Manner::default() };
                 programs::run(&mut command(program)?, &arguments, manner)?

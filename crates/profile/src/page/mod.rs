@@ -60,6 +60,8 @@ pub struct PageData {
     /// One figure per value.
     totals: Vec<Figure>,
     groups: Vec<Group>,
+    /// Number of all targets; `processes` has the largest, and also idle ones that have ended.
+    targets: u64,
     processes: Vec<ProcessEntry>,
     /// Functions that grow; `None` if the profile has no growth figures.
     growing: Option<Vec<Growing>>,
@@ -199,6 +201,7 @@ pub fn next_page_data(profile: &Profile, shown: Value, options: &WriteOptions, l
         active: values.iter().position(|&value| value == shown).unwrap_or(0),
         totals: figures(profile, &whole, values, confidence, None),
         groups: groups(profile, &layout, by, values, confidence),
+        targets: profile.number_of_targets(),
         processes: processes(profile, by, shown, values, confidence),
         growing: growing(profile, confidence, frames, MOST_GROWING),
         remarks: remarks(profile, &ReportOptions { group_by: Some(by), confidence, ..ReportOptions::default() }),

@@ -93,6 +93,9 @@ fn groups_count_processes_without_samples_as_their_names_do() {
     );
     let all: u64 = ended["processes"].as_array().expect("a list").iter().filter_map(|it| it["count"].as_u64()).sum();
     assert_eq!(all, 3, "the one that has ended is listed, and not counted");
+    assert_eq!([&data["targets"], &ended["targets"]], [4, 3]);
+    (profile.processes, profile.rows) = Default::default();
+    assert_eq!(self::data(&profile)["targets"], 1, "if all were idle and have ended, these are counted");
     assert_eq!(data["groups"].as_array().map(Vec::len), Some(2), "the idle one has no group of its own");
 }
 

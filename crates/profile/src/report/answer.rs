@@ -107,8 +107,10 @@ fn growth<'a>(context: &Context<'a>, groups: &[Group<'a>], found: &SuspectFindin
 pub struct Growing {
     /// Name of its program; empty if the stacks of all programs are put together.
     pub program: String,
-    /// Name of the function.
+    /// Name of the function, as it is shown.
     pub name: String,
+    /// Its full name, by which it is found among all functions.
+    pub full_name: String,
     /// How fast it grows, with the ends of its interval, or how much is kept.
     pub how_much: String,
     /// Why it is suspected.
@@ -182,6 +184,7 @@ fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect
     Growing {
         program: suspect.stacks.first().map_or_else(String::new, |group| group.name.clone().into_owned()),
         name: suspect.name.clone(),
+        full_name: suspect.function.name.clone().into_owned(),
         how_much,
         why: why + &holders,
         per_second: suspect.grown.map(|grown| grown.per_second),

@@ -69,7 +69,7 @@ impl Why {
 
 /// A function with its suspected stacks.
 pub(super) struct Suspect<'a> {
-    function: FunctionKey<'a>,
+    pub(super) function: FunctionKey<'a>,
     /// Name under which the function is shown.
     pub(super) name: String,
     /// Its stacks, the fastest-growing first.

@@ -308,6 +308,7 @@ fn suspects_are_a_bounded_number_of_series() {
     let growing = |function: &str, processes: &[usize]| Growing {
         program: "shop (1)".into(),
         name: function.into(),
+        full_name: function.into(),
         how_much: String::new(),
         why: String::new(),
         per_second: Some(Estimate { estimate: 41.0, low: Some(33.0), high: Some(50.0), ..Estimate::default() }),

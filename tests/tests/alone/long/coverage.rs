@@ -60,7 +60,7 @@ impl Line {
 /// Measures coverage by expected samples. It fails if the coverage of all sites together is more than 5 standard errors
 /// below 95 % (sites of a run are independent: each has its own bytes).
 #[test]
-#[ignore = "a benchmark: cargo xtask bench real-coverage"]
+#[ignore = "takes minutes: cargo xtask bench real-coverage"]
 fn error_bars_of_real_recordings_hold_the_truth() {
     let Some(_turn) = turn("error_bars_of_real_recordings_hold_the_truth") else { return };
     let mut lines: [Line; LINES.len()] = Default::default();

@@ -1,7 +1,6 @@
-//! The long set: repetitions, torture, soak, kernels in an emulator.
+//! The long set: repetitions, torture, studies of coverage, soak, kernels in an emulator.
 
 mod coverage;
-mod errors;
 mod floods;
 mod kernels;
 mod python_objects_harmless;

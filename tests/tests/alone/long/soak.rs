@@ -78,7 +78,7 @@ fn load() -> (Unharmed, Vec<Target>) {
 #[ignore = "takes as long as it is told: cargo xtask soak --minutes N"]
 fn memory_stays_flat_and_estimates_do_not_drift() {
     let Some(_turn) = turn("memory_stays_flat_and_estimates_do_not_drift") else { return };
-    let whole = Duration::from_secs_f64(60.0 * number("HEAPBPF_SOAK_MINUTES", 1.0));
+    let whole = Duration::from_secs_f64(60.0 * number("HEAPBPF_SOAK_MINUTES", 20.0));
     let every = Duration::from_secs_f64(number("HEAPBPF_SOAK_EVERY", 5.0));
     let recorder = Recorder::new().service().without_outputs().interval(16 << 10);
     let recorder = recorder.option("--comm", "soak-*").option("--max-overhead", "none");

@@ -13,7 +13,7 @@ use heapbpf_tests::target::Target;
 const HOSTS: usize = 25;
 /// Twice as much is in use in the second profile of each host whose number is a multiple of this.
 const GROWS: usize = 5;
-/// Hosts that are made up from one profile, and their rows on each of two days.
+/// Hosts that are made up from one profile, and their rows on each of two days. `HEAPBPF_FLEET_HOSTS` asks for more.
 const MADE_UP: &str = "50";
 const ROWS: &str = "10000";
 
@@ -179,14 +179,12 @@ fn the_statements_for_fleets_give_what_merging_gives() {
     let grown: Vec<&String> = hosts.iter().step_by(GROWS).collect();
     assert!(said.ends_with(&format!("{grown:?}\n")), "{grown:?}");
 
+    let count = std::env::var("HEAPBPF_FLEET_HOSTS").unwrap_or_else(|_| MADE_UP.to_owned());
     let [before, after] = [0, 1].map(|day| file(&days[day], &hosts[1]));
     let made = dir.path().join("made");
-    run(
-        &python,
-        &script,
-        &["make".as_ref(), made.as_ref(), before.as_ref(), after.as_ref(), MADE_UP.as_ref(), ROWS.as_ref()],
-    );
+    let [make, hosts, rows] = ["make", &count, ROWS].map(OsStr::new);
+    run(&python, &script, &[make, made.as_ref(), before.as_ref(), after.as_ref(), hosts, rows]);
     let said = run(&python, &script, &["compare".as_ref(), docs.as_ref(), made.as_ref()]);
     let hosts = said.matches("host-").count();
-    assert_eq!(hosts.to_string(), MADE_UP, "all grow");
+    assert_eq!(hosts.to_string(), count, "all grow");
 }
