@@ -141,6 +141,7 @@ fn full_of<'a>(context: &Context<'a>, found: &SuspectFindings<'a>) -> Vec<Growin
     let mut functions: IndexMap<(&str, FunctionKey), (Growing, f64, f64)> = IndexMap::new();
     for (group, seconds) in &found.full {
         let key = (&*group.name, group.function(context));
+        let full_name = key.1.name.clone().into_owned();
         if found.suspects.iter().any(|suspect| suspect.is_of(key.0, &key.1)) {
             continue;
         }
@@ -148,7 +149,8 @@ fn full_of<'a>(context: &Context<'a>, found: &SuspectFindings<'a>) -> Vec<Growin
             let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
             let why = "nothing freed, and no longer growing".to_owned();
             let (program, how_much) = (group.name.clone().into_owned(), String::new());
-            (Growing { program, name, how_much, why, per_second: None, processes: BTreeSet::new() }, 0.0, *seconds)
+            let (per_second, processes) = (None, BTreeSet::new());
+            (Growing { program, name, full_name, how_much, why, per_second, processes }, 0.0, *seconds)
         });
         *bytes += in_use(group);
         *since = since.min(*seconds);

@@ -748,7 +748,10 @@ fn functions_whose_short_names_are_equal_are_told_apart() {
     };
     assert_eq!(sorted(names(&profile)), ["grow(int)", "grow(long)"]);
     assert_eq!(sorted(names(&elsewhere)), ["grow (libjson.so)", "grow (server)"]);
-    let of_grow = growing(&elsewhere, 0.95, 5).expect("known").into_iter().filter(|it| it.name.starts_with("grow ("));
+    let of_grow = growing(&elsewhere, 0.95, FrameView::default(), 5)
+        .expect("known")
+        .into_iter()
+        .filter(|it| it.name.starts_with("grow ("));
     assert!(of_grow.into_iter().all(|it| it.full_name == "grow"), "the page searches for it");
 }
 
