@@ -95,7 +95,7 @@ impl ExaminedFile {
 }
 
 /// Takes a file with an allocator that was read while it had this content, and the table of allocators.
-pub(crate) type ReadOn = Arc<dyn Fn(Content, &File, FileImage, &Table) + Send + Sync>;
+pub(crate) type ReadOn = Arc<dyn Fn(Content, &File, FileImage<'_>, &Table) + Send + Sync>;
 
 /// All examined files.
 pub struct ExaminedFiles {
@@ -405,7 +405,11 @@ fn nothing(path: &str, why: AttachError) -> ExaminedFile {
 }
 
 /// The file, and how it was read if it has an allocator.
-fn planned(path: &str, file: &File, how: (&KernelRules, &Table, Sources)) -> (ExaminedFile, Option<FileImage>) {
+fn planned<'f>(
+    path: &str,
+    file: &'f File,
+    how: (&KernelRules, &Table, Sources),
+) -> (ExaminedFile, Option<FileImage<'f>>) {
     let (rules, table, sources) = how;
     let nothing = nothing(path, AttachError::NoAnnouncements);
     if sources == Sources::Announcements {

@@ -33,11 +33,8 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
             queue.extend(interpreter);
             continue;
         }
-        let Ok(image) =
-            File::open(&path).map_err(|_| ()).and_then(|file| FileImage::read_if(&file, "", |_| false).map_err(|_| ()))
-        else {
-            continue;
-        };
+        let Ok(file) = File::open(&path) else { continue };
+        let Ok(image) = FileImage::read_if(&file, "", |_| false) else { continue };
         // musl's loader is its C library.
         queue.extend(image.interpreter.iter().filter_map(|loader| Path::new(loader).canonicalize().ok()));
         queue.extend(image.needed.iter().filter_map(|name| find_library(OsStr::new(name))));

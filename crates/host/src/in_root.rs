@@ -21,21 +21,10 @@ pub fn other_root(pid: u32) -> Option<PathBuf> {
 pub enum Links {
     /// They are followed, but cannot lead outside the root.
     Inside,
-    /// The same, and nothing may lead to another mount (`EXDEV`): its server may not answer (FUSE).
-    OneMount,
     /// A path that contains one is refused.
     Refused,
     /// They are followed; a path that leads out of the root by one, by `..` or by a leading `/` is refused (`EXDEV`).
     Beneath,
-}
-
-/// Opens the regular file `path` for reading, as a process with the root directory `root` would. Symbolic links cannot
-/// leave the root, and a leading `/` means `root`. Devices, FIFOs and files on other mounts are not opened.
-///
-/// # Errors
-/// Errors of open(2) and openat2(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
-pub fn open(root: &Path, path: &Path) -> io::Result<File> {
-    open_regular(&find(root, path, Links::OneMount)?)
 }
 
 /// Returns a handle (`O_PATH`) to what is at `path` below `root`, without opening it.
@@ -46,7 +35,6 @@ pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
     let resolve = match links {
         Links::Inside => ResolveFlags::IN_ROOT,
-        Links::OneMount => ResolveFlags::IN_ROOT | ResolveFlags::NO_XDEV,
         Links::Refused => ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS,
         Links::Beneath => ResolveFlags::BENEATH,
     };
@@ -89,30 +77,9 @@ pub fn open_regular(handle: &File) -> io::Result<File> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use std::time::Duration;
-
-    use heapbpf_testing::silent::mount_silent;
-    use heapbpf_testing::skipped;
     use rustix::fs::{CWD, FileType, mknodat};
 
     use super::*;
-    use crate::reader_thread::ReaderThread;
-
-    #[test]
-    fn no_mount_below_a_root_is_waited_for() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let mount = dir.path().join("usr");
-        std::fs::create_dir(&mount).expect("our own directory");
-        let _server = match mount_silent(&mount) {
-            Ok(server) => server,
-            Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
-        };
-        let root = dir.path().to_owned();
-        let opened = ReaderThread::default()
-            .ask("open", Duration::from_secs(60), move || open(&root, Path::new("/usr/lib/debug/x")))
-            .expect("nobody waits for the server");
-        assert_eq!(opened.expect_err("it is on another mount").raw_os_error(), Some(libc::EXDEV));
-    }
 
     #[test]
     fn a_tree_of_links_stays_inside_and_only_regular_files_are_opened() {
@@ -133,7 +100,8 @@ mod tests {
         ] {
             symlink(target, root.join(link)).expect("our own directory");
         }
-        let read = |path: &str| open(&root, Path::new(path)).and_then(io::read_to_string).ok();
+        let open = |path: &str| find(&root, Path::new(path), Links::Inside).and_then(|handle| open_regular(&handle));
+        let read = |path: &str| open(path).and_then(io::read_to_string).ok();
         assert_eq!(read("out/passwd").as_deref(), Some("inside"));
         assert_eq!(read("/absolute/passwd").as_deref(), Some("inside"));
         for path in ["up", "round", "magic/passwd", "../secret", "etc"] {
@@ -156,7 +124,7 @@ mod tests {
         let fifo = root.join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).expect("our own directory");
         assert_eq!(
-            open(&root, Path::new("fifo")).map_err(|error| error.kind()).err(),
+            open("fifo").map_err(|error| error.kind()).err(),
             Some(io::ErrorKind::InvalidInput)
         );
         let null = find_own(Path::new("/dev/zero")).and_then(|handle| open_regular(&handle));

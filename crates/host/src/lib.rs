@@ -43,6 +43,7 @@ pub mod reader_thread;
 pub mod record;
 pub mod replaced_text;
 pub mod resident;
+pub mod roots;
 pub mod shadow_stacks;
 pub mod side_by_side;
 pub mod translation;

@@ -274,6 +274,11 @@ fn file_system(file: &File) -> libc::c_long {
     fstatfs(file).map_or(0, |found| found.f_type)
 }
 
+/// Whether a process serves the file's file system (FUSE). May wait for that process.
+pub(crate) fn is_served(file: &File) -> io::Result<bool> {
+    Ok(fstatfs(file)?.f_type == libc::FUSE_SUPER_MAGIC)
+}
+
 /// Attributes that are the same whether a file is seen directly or through an overlay mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beneath {

@@ -22,9 +22,14 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// There was no answer in time.
+/// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoAnswer;
+pub enum NoAnswer {
+    /// It did not come in time: do not ask about this process again soon.
+    Late,
+    /// Nothing was asked: too many threads were abandoned, or none could be started.
+    NoThread,
+}
 
 /// A read, which passes on its own result.
 pub type Read = Box<dyn FnOnce() + Send>;
@@ -49,7 +54,7 @@ impl ReaderThread {
     /// Lets a thread with this name call `read`, and waits for the result for at most `longest_wait`.
     ///
     /// # Errors
-    /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
+    /// [`NoAnswer`], if there is no answer in time.
     pub fn ask<A: Send + 'static>(
         &mut self,
         name: &str,
@@ -59,11 +64,11 @@ impl ReaderThread {
         let (reply, answer) = sync_channel(1);
         // Nobody waits for the answer if the thread was abandoned.
         let read = Box::new(move || drop(reply.send(read())));
-        self.thread(name).ok_or(NoAnswer)?.send(read).map_err(|_| NoAnswer)?;
+        self.thread(name).ok_or(NoAnswer::NoThread)?.send(read).map_err(|_| NoAnswer::NoThread)?;
         answer.recv_timeout(longest_wait).map_err(|_| {
             // The thread ends by itself once its read returns.
             self.given_up.extend(self.thread.take().map(|(_, runs)| runs));
-            NoAnswer
+            NoAnswer::Late
         })
     }
 
@@ -107,13 +112,13 @@ mod tests {
         for given_up in 1..=MOST_GIVEN_UP {
             let (end, until) = channel();
             ends.push(end);
-            assert_eq!(ask(&mut reader, until, Duration::from_millis(1)), Err(NoAnswer));
+            assert_eq!(ask(&mut reader, until, Duration::from_millis(1)), Err(NoAnswer::Late));
             // Eight processes that cannot be read do not keep others from being read.
             if given_up == 8 {
                 assert_eq!(ask(&mut reader, ended(), Duration::from_secs(60)), Ok(true));
             }
         }
-        assert_eq!(ask(&mut reader, ended(), Duration::from_secs(60)), Err(NoAnswer), "there is no thread left");
+        assert_eq!(ask(&mut reader, ended(), Duration::from_secs(60)), Err(NoAnswer::NoThread));
         drop(ends);
         while reader.given_up.iter().any(|runs| runs.strong_count() > 0) {
             std::thread::yield_now();

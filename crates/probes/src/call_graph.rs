@@ -54,7 +54,7 @@ pub struct Edge {
 #[derive(Debug)]
 pub struct CallGraph<'a> {
     /// The file.
-    pub image: &'a FileImage,
+    pub image: &'a FileImage<'a>,
     /// Sorted by `from`.
     edges: Vec<Edge>,
     /// The target of each edge, and its index in `edges`, sorted. Made on first use, because it is not needed for every
@@ -75,7 +75,7 @@ pub struct CallGraph<'a> {
 
 impl<'a> CallGraph<'a> {
     /// Decodes the code of `image`, or only that of `functions` and of what these lead to if the file is very large.
-    pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
+    pub fn new(image: &'a FileImage<'a>, functions: &[Extent]) -> Self {
         let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         let mut exported = BTreeSet::new();
         let mut by_name = HashMap::new();
@@ -96,7 +96,8 @@ impl<'a> CallGraph<'a> {
         }
         let mut decoded = Decoded::default();
         if image.code_is_whole {
-            image.code.iter().for_each(|code| decoded.read(image, code.address, &code.bytes));
+            let code = image.code.iter().filter_map(|code| Some((code.address, code.bytes.as_deref()?)));
+            code.for_each(|(address, bytes)| decoded.read(image, address, bytes));
         } else {
             decoded.follow(image, functions, &starts);
         }
@@ -190,7 +191,7 @@ impl<'a> CallGraph<'a> {
         let (&start, &end) = self.starts.range(..=address).next_back()?;
         let next = self.starts.range(address.checked_add(1)?..).next().map(|(start, _)| *start);
         let end = end.or(next)?;
-        (end > address && !self.image.code_between(start, end).is_empty()).then_some(Extent { start, end })
+        (end > address && self.image.has_code(start)).then_some(Extent { start, end })
     }
 
     /// Whether the stub or slot of an imported function is at `address`.
@@ -304,7 +305,7 @@ impl Decoded {
                 if bytes > CODE_MAX_BYTES {
                     return;
                 }
-                self.read(image, start, code);
+                self.read(image, start, &code);
             }
             let led_to = self.edges[first..].iter().map(|edge| around(edge.to).unwrap_or(Extent::beginning(edge.to)));
             open = led_to.filter(|function| seen.insert(function.start)).collect();

@@ -2,11 +2,14 @@
 //!
 //! A target may truncate or rewrite its files at any time, so they are read, never mapped.
 
+use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::fmt;
 
 use heapbpf_audit::FileKind;
 pub use heapbpf_elf::Symbol;
-use heapbpf_elf::{Dynamic, Elf, ElfFile, Image, MAX_PIECE_BYTES, Pieces, Segment, Symbols, build_id, read_range};
+use heapbpf_elf::{Dynamic, Elf, ElfFile, Image, Pieces, Segment, Symbols, build_id, read_range};
 use object::elf;
 use object::read::ReadRef;
 
@@ -16,11 +19,13 @@ use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 use crate::placement::Machine;
 use crate::runtimes::Runtime;
 
-/// Most code that is scanned as a whole, bytes. In a larger file, only functions with the names of allocation functions
-/// are read, and what these lead to.
+/// Most code that is scanned as a whole and kept in memory, bytes. In a larger file, only functions with the names of
+/// allocation functions are read, and what these lead to.
 pub(crate) const CODE_MAX_BYTES: u64 = 64 << 20;
 /// Most code that is read, bytes. No program has that much, but a hostile file may claim to.
 const CODE_READ_MAX_BYTES: u64 = 512 << 20;
+/// Most bytes that are read of code that is not kept, counting each time. Its functions may be read several times.
+const CODE_READS_MAX_BYTES: u64 = 1 << 30;
 /// Largest section of read-only data that is searched for version strings, bytes.
 const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
 /// Most words that the loader fills with an interpreter's own addresses. CPython 3.13 has 60,000.
@@ -28,7 +33,7 @@ const OWN_ADDRESSES_MAX: usize = 1 << 20;
 /// Most bytes of import names.
 const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
 
-/// An executable section.
+/// A piece of code.
 #[derive(Clone, Debug)]
 pub struct Code {
     /// Virtual address of the first byte.
@@ -37,9 +42,41 @@ pub struct Code {
     pub bytes: Vec<u8>,
 }
 
+/// An executable section.
+#[derive(Clone, Debug)]
+pub struct CodeSection {
+    /// Virtual address of the first byte.
+    pub address: u64,
+    offset: u64,
+    length: u64,
+    /// The instructions; `None` if there is too much code to keep. They are then read when they are needed.
+    pub bytes: Option<Vec<u8>>,
+}
+
+impl CodeSection {
+    fn holds(&self, address: u64) -> bool {
+        address.checked_sub(self.address).is_some_and(|past| past < self.length)
+    }
+
+    /// Its addresses.
+    pub const fn addresses(&self) -> std::ops::Range<u64> {
+        self.address..self.address.saturating_add(self.length)
+    }
+}
+
+/// The file that is read.
+#[derive(Clone, Copy)]
+struct Source<'f>(&'f dyn Image);
+
+impl fmt::Debug for Source<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a file")
+    }
+}
+
 /// The parts of an ELF file that planning needs.
 #[derive(Clone, Debug)]
-pub struct FileImage {
+pub struct FileImage<'f> {
     /// Where the file was found, for custom allocators that name it; empty if unknown.
     pub path: String,
     /// Instruction set.
@@ -56,14 +93,17 @@ pub struct FileImage {
     pub needed: Vec<String>,
     /// Names of version definitions (`GLIBC_2.36`), in file order.
     pub versions: Vec<String>,
-    /// Whether the code is small enough to be scanned as a whole.
+    /// Whether there is little enough code to be scanned as a whole.
     pub code_is_whole: bool,
     /// Start and end of the functions in the unwind tables, sorted.
     pub bounds: Vec<(u64, u64)>,
     /// Parts of the file that could not be read, for the audit.
     pub damaged: Vec<&'static str>,
     /// The file's executable sections, by address.
-    pub code: Vec<Code>,
+    pub code: Vec<CodeSection>,
+    source: Source<'f>,
+    /// How much more may be read of code that is not kept, bytes.
+    left_bytes: Cell<u64>,
     symbols: Symbols,
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
@@ -76,14 +116,14 @@ pub struct FileImage {
     pub(crate) objects: Option<Result<ObjectTable, NoObjectTable>>,
 }
 
-impl FileImage {
+impl<'f> FileImage<'f> {
     /// Reads the file that was found at `path`. Its code, which is most of the file, is only read if `wanted` accepts
     /// what the tables say.
     ///
     /// # Errors
     /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are not an
     /// error: they are listed in [`damaged`](Self::damaged).
-    pub fn read_if(file: &dyn Image, path: &str, wanted: impl Fn(&Self) -> bool) -> Result<Self, AttachError> {
+    pub fn read_if(file: &'f dyn Image, path: &str, wanted: impl Fn(&Self) -> bool) -> Result<Self, AttachError> {
         let pieces = Pieces::of(file);
         let tables = ElfFile::parse(&pieces)?;
         let mut image = Self::of_tables(file, path, &tables)?;
@@ -94,13 +134,13 @@ impl FileImage {
             // The code is most of the file. Other parts that were read are dropped first, so that it is in memory only
             // once.
             drop(pieces);
-            image.read_code(file, &headers);
+            image.read_code(&headers);
         }
         Ok(image)
     }
 
     fn of_tables<'a, R: ReadRef<'a>>(
-        bytes: &dyn Image,
+        bytes: &'f dyn Image,
         path: &str,
         file: &ElfFile<'a, R>,
     ) -> Result<Self, AttachError> {
@@ -131,6 +171,8 @@ impl FileImage {
             bounds: Vec::new(),
             damaged,
             code: Vec::new(),
+            source: Source(bytes),
+            left_bytes: Cell::new(CODE_READS_MAX_BYTES),
             symbols: Symbols::default(),
             read_only: Vec::new(),
             segments: segments_in(bytes, headers),
@@ -172,21 +214,36 @@ impl FileImage {
         }
     }
 
-    fn read_code(&mut self, file: &dyn Image, headers: &Elf) {
+    fn read_code(&mut self, headers: &Elf) {
+        let Source(file) = self.source;
+        let file_bytes = file.length_bytes().unwrap_or_default();
+        let sections = || headers.sections.iter().filter(|section| section.is_code());
+        self.code_is_whole = sections().fold(0, |sum: u64, it| sum.saturating_add(it.bytes)) <= CODE_MAX_BYTES;
         let mut code_bytes = 0_u64;
-        for section in headers.sections.iter().filter(|section| section.is_code()) {
+        for section in sections() {
             code_bytes = code_bytes.saturating_add(section.bytes);
+            let (address, offset, length) = (section.address, section.offset, section.bytes);
             // The kernel maps segments. If a section disagrees with them, its bytes are not those that run.
-            let is_mapped_so = headers.offset_of_address(section.address) == Some(section.offset);
-            let bytes = (code_bytes <= CODE_READ_MAX_BYTES && (is_mapped_so || section.bytes == 0))
-                .then(|| read_range(file, "code", section.offset, section.bytes, MAX_PIECE_BYTES).ok());
-            match bytes.flatten() {
-                Some(bytes) => self.code.push(Code { address: section.address, bytes }),
-                None => self.damaged.push("code"),
+            let is_mapped_so = length == 0 || headers.offset_of_address(address) == Some(offset);
+            let is_there = is_mapped_so && offset.checked_add(length).is_some_and(|end| end <= file_bytes);
+            let bytes = (is_there && self.code_is_whole).then(|| read_range(file, "code", offset, length, length).ok());
+            if is_there && code_bytes <= CODE_READ_MAX_BYTES && bytes != Some(None) {
+                self.code.push(CodeSection { address, offset, length, bytes: bytes.flatten() });
+            } else {
+                self.damaged.push("code");
             }
         }
-        self.code_is_whole = code_bytes <= CODE_MAX_BYTES;
         self.code.sort_by_key(|code| code.address);
+    }
+
+    /// All code, in memory.
+    pub(crate) fn into_code(self) -> Vec<Code> {
+        let Source(file) = self.source;
+        let read = |it: CodeSection| {
+            let read = || read_range(file, "code", it.offset, it.length, it.length).ok();
+            Some(Code { address: it.address, bytes: it.bytes.or_else(read)? })
+        };
+        self.code.into_iter().filter_map(read).collect()
     }
 
     fn read_sections<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
@@ -282,17 +339,25 @@ impl FileImage {
         self.segments.iter().any(|segment| segment.is_executable() && segment.holds(address))
     }
 
-    /// The code in `start..end`, up to the end of its section; empty if there is none.
+    /// Whether there is code at `address`.
     #[must_use]
-    pub fn code_between(&self, start: u64, end: u64) -> &[u8] {
-        let Some(code) =
-            self.code.iter().find(|c| start.checked_sub(c.address).is_some_and(|d| d < c.bytes.len() as u64))
-        else {
-            return &[];
-        };
-        let from = (start - code.address) as usize;
-        let to = end.saturating_sub(code.address).min(code.bytes.len() as u64) as usize;
-        code.bytes.get(from..to).unwrap_or_default()
+    pub fn has_code(&self, address: u64) -> bool {
+        self.code.iter().any(|code| code.holds(address))
+    }
+
+    /// The code in `start..end`, up to the end of its section; empty if there is none, or if it cannot be read.
+    #[must_use]
+    pub fn code_between(&self, start: u64, end: u64) -> Cow<'_, [u8]> {
+        let Some(code) = self.code.iter().find(|code| code.holds(start)) else { return Cow::default() };
+        let from = start - code.address;
+        let to = end.saturating_sub(code.address).min(code.length);
+        if let Some(bytes) = &code.bytes {
+            return bytes.get(from as usize..to as usize).unwrap_or_default().into();
+        }
+        let (length, limit) = (to.saturating_sub(from), self.left_bytes.get().min(CODE_MAX_BYTES));
+        let read = read_range(self.source.0, "code", code.offset + from, length, limit).unwrap_or_default();
+        self.left_bytes.set(self.left_bytes.get() - read.len() as u64);
+        read.into()
     }
 
     /// Whether it has a Python interpreter, on a machine where its object allocator can be found from code.

@@ -79,7 +79,7 @@ pub(crate) fn not_hooked(
     };
     let is_alone = |symbol: &Symbol| {
         let extent = Extent::of(symbol);
-        !image.code_between(extent.start, extent.end).is_empty()
+        image.has_code(extent.start)
             && !is_hooked(extent.start)
             && !graph.leads_to(extent, &is_hooked, &|address| reporting.contains(&address))
     };
@@ -109,7 +109,7 @@ pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec
 
 /// The functions to hook, by address. Aliases are one function, which belongs to the first row.
 pub(crate) fn once_per_address<'a>(
-    image: &'a FileImage,
+    image: &'a FileImage<'a>,
     table: &'a Table,
     functions: &[(u16, Symbol)],
     missing: &mut Vec<Missing>,
@@ -140,7 +140,7 @@ pub(crate) fn once_per_address<'a>(
             extents.push(Extent::of(symbol));
         }
         for extent in extents {
-            if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
+            if !image.is_executable(extent.start) || !image.has_code(extent.start) {
                 missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
                 continue;
             }
@@ -205,14 +205,14 @@ impl<'a> Functions<'a> {
 
 /// The resolvers of one file.
 pub(super) struct Resolvers<'a> {
-    image: &'a FileImage,
+    image: &'a FileImage<'a>,
     /// Filled when first needed.
     functions: Option<Functions<'a>>,
     known: HashMap<u64, Returned>,
 }
 
 impl<'a> Resolvers<'a> {
-    pub(super) fn new(image: &'a FileImage) -> Self {
+    pub(super) fn new(image: &'a FileImage<'a>) -> Self {
         Self { image, functions: None, known: HashMap::new() }
     }
 

@@ -81,7 +81,8 @@ fn inputs_of_the_fuzz_target_are_checked() {
 #[test]
 fn the_input_s_table_is_found() {
     let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
-    let found = examine_avoiding(&interpreter(), "python3", &rules, &table, &BTreeSet::new());
+    let file = interpreter();
+    let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
     let objects = found.objects.expect("it is found");
     assert_eq!(objects.functions, [0, 1, 2, 3].map(|number| OWN + 0x10 * number));
     assert_eq!(objects.domains, [DATA + 8, DATA + 0x48]);

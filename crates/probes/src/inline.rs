@@ -75,7 +75,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
 ///
 /// # Errors
 /// As [`inline_functions`].
-pub fn inline_functions_in(image: FileImage, table: &Table) -> Result<InlineFile, AttachError> {
+pub fn inline_functions_in(image: FileImage<'_>, table: &Table) -> Result<InlineFile, AttachError> {
     if image.machine != Machine::X86_64 {
         return Err(AttachError::ForeignMachine);
     }
@@ -122,7 +122,8 @@ pub fn inline_functions_in(image: FileImage, table: &Table) -> Result<InlineFile
     let used = reentrant.ranges.ranges.iter().take(reentrant.ranges.count as usize);
     let inner = used.filter_map(|[s, e]| Some([address(*s)?, address(*s)?.checked_add(e.checked_sub(*s)?)?])).collect();
     let slots = slots(&graph, &functions);
-    Ok(InlineFile { allocator: defined.allocators.join(", "), functions, inner, slots, missing, code: image.code })
+    let allocator = defined.allocators.join(", ");
+    Ok(InlineFile { allocator, functions, inner, slots, missing, code: image.into_code() })
 }
 
 /// Why a function of an unknown allocator is not hooked, if its code does not show enough.

@@ -47,7 +47,7 @@ pub(super) struct Leaving {
 
 /// Determines from the code of one file how its functions are left.
 pub(super) struct Reader<'a> {
-    image: &'a FileImage,
+    image: &'a FileImage<'a>,
     graph: &'a CallGraph<'a>,
     table: &'a Table,
     /// Whether an exception may pass through the file's code.
@@ -55,7 +55,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(image: &'a FileImage, graph: &'a CallGraph<'a>, table: &'a Table) -> Self {
+    pub(super) fn new(image: &'a FileImage<'a>, graph: &'a CallGraph<'a>, table: &'a Table) -> Self {
         let unwinds = |name: &str| is_thrower(name) || name == "__gxx_personality_v0";
         let is_cplusplus = image.functions().any(|(name, _)| unwinds(name)) || graph.imports().any(unwinds);
         Self { image, graph, table, is_cplusplus }

@@ -15,7 +15,7 @@ use heapbpf_audit::Missing;
 use heapbpf_elf::{Image, Segment, read_range};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-use crate::elf::FileImage;
+use crate::elf::{CodeSection, FileImage};
 use crate::object_table::{FUNCTIONS, JUMP_BYTES, MARKER, NoObjectTable, ObjectTable};
 use crate::table::Table;
 
@@ -68,8 +68,7 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
         for (function, at) in functions.iter_mut().zip(1..) {
             *function = word(table.checked_add(at * WORD)?)?;
         }
-        let is_code =
-            |function: &u64| image.is_executable(*function) && !image.code_between(*function, function + 1).is_empty();
+        let is_code = |function: &u64| image.is_executable(*function) && image.has_code(*function);
         functions.iter().all(is_code).then_some(functions)
     };
     let table = only(agreeing(&objects)).ok_or(NoObjectTable::NotFound)?;
@@ -81,8 +80,7 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
     let mut domains = vec![table + WORD];
     domains.extend(only(agreeing(&memory)).filter(|other| functions(*other) == Some(found)).map(|other| other + WORD));
     let has_copies = objects.iter().chain(&memory).any(|all| found.iter().any(|function| all.contains(function)));
-    let code =
-        image.code.iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
+    let code = image.code.iter().map(CodeSection::addresses).collect();
     let data = image.segments().iter().filter(|segment| segment.is_writable()).map(Segment::addresses);
     let data = data.take(MOST_SEGMENTS).collect();
     Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, unused: unused(image) })
@@ -114,7 +112,7 @@ fn references_of(image: &FileImage, name: &str) -> BTreeSet<u64> {
     let Some((_, symbol)) = image.functions().find(|(known, _)| *known == name) else { return BTreeSet::new() };
     let bytes = if symbol.size > 0 { symbol.size.min(MOST_CODE_BYTES) } else { MOST_CODE_BYTES };
     let code = image.code_between(symbol.address, symbol.address.saturating_add(bytes));
-    references(symbol.address, code, &|slot| image.own_address_at(slot))
+    references(symbol.address, &code, &|slot| image.own_address_at(slot))
 }
 
 /// The same for code at an address. `slot` returns the address that the loader writes to a slot of the global offset

@@ -137,7 +137,7 @@ pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table)
 
 /// The results for a file.
 #[derive(Debug)]
-pub struct Examination {
+pub struct Examination<'f> {
     /// The plan, or why there is nothing to probe.
     pub plan: Result<AllocatorFile, AttachError>,
     /// A language runtime with its own heap, which no probe sees.
@@ -145,18 +145,18 @@ pub struct Examination {
     /// The object allocator of an interpreter, if it was searched for and is in the plan.
     pub objects: Option<ObjectTable>,
     /// The file as it was read, if there is a plan.
-    pub image: Option<FileImage>,
+    pub image: Option<FileImage<'f>>,
 }
 
 /// Like [`examine`], but also looks for a language runtime, and puts no probe on the instructions at the file offsets
 /// `avoided` if a function has others. Those have a debugger's breakpoints.
-pub fn examine_avoiding(
-    file: &dyn Image,
+pub fn examine_avoiding<'f>(
+    file: &'f dyn Image,
     path: &str,
     rules: &KernelRules,
     table: &Table,
     avoided: &BTreeSet<u64>,
-) -> Examination {
+) -> Examination<'f> {
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
         Ok(mut image) => {
             if table.has_objects() && image.has_objects() {
@@ -260,7 +260,7 @@ fn plan(
 
 /// The data on which the planning of a file's sites is based.
 struct Planning<'a> {
-    image: &'a FileImage,
+    image: &'a FileImage<'a>,
     rules: &'a KernelRules,
     table: &'a Table,
     graph: &'a CallGraph<'a>,
@@ -311,7 +311,7 @@ impl Planning<'_> {
     /// The hooked function that `function` forwards every call to unchanged, if it does nothing else.
     fn passes_on_to(&self, function: &FoundFunction<'_>) -> Option<String> {
         let Extent { start, end } = function.extent;
-        let address = match arch::forwards_to(self.image.machine, start, self.image.code_between(start, end))? {
+        let address = match arch::forwards_to(self.image.machine, start, &self.image.code_between(start, end))? {
             Target::Address(address) | Target::Slot(address) => address,
         };
         if let Some(target) = self.found.iter().find(|f| f.extent.start == address && address != start) {
@@ -343,8 +343,8 @@ impl Planning<'_> {
         let code = image.code_between(extent.start, extent.end);
         let entered = |address| graph.is_entered(address);
         let avoided = |address| image.file_offset(address).is_some_and(|offset| self.avoided.contains(&offset));
-        let placement = arch::place(rules, extent.start, code, row.shape, &entered, &avoided)
-            .or_else(|| arch::place(rules, extent.start, code, row.shape, &entered, &|_| false))
+        let placement = arch::place(rules, extent.start, &code, row.shape, &entered, &avoided)
+            .or_else(|| arch::place(rules, extent.start, &code, row.shape, &entered, &|_| false))
             .ok_or("the kernel refuses probes on the instructions that it begins with")?;
         let offset = image
             .file_offset(extent.start)

@@ -209,7 +209,7 @@ mod tests {
     use heapbpf_testing::skipped;
 
     /// Makes a library from a C source with these commands.
-    fn library(source: &str, name: &str, commands: &[&str]) -> Option<FileImage> {
+    fn library(source: &str, name: &str, commands: &[&str]) -> Option<FileImage<'static>> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("source.c"), source).unwrap();
         for command in commands {
@@ -221,7 +221,7 @@ mod tests {
         }
         let bytes = std::fs::read(dir.path().join("file")).unwrap();
         let path = Path::new("/somewhere").join(name);
-        Some(FileImage::read_if(&bytes.as_slice(), &path.display().to_string(), |_| false).unwrap())
+        Some(FileImage::read_if(Box::leak(Box::new(bytes)), &path.display().to_string(), |_| false).unwrap())
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use heapbpf_elf::Elf;
 use heapbpf_elf::debug_link::{self, DebugLink};
 use heapbpf_host::in_root;
+use heapbpf_host::roots::Roots;
 use heapbpf_unwind::image::Image;
 
 /// The directory in which distributions install debug files.
@@ -26,6 +27,9 @@ pub struct DebugFile {
     pub is_trusted: bool,
 }
 
+/// The root directory of a process that maps the module, and what opens files there.
+pub type Root<'a> = (&'a Path, &'a Roots);
+
 /// Finds the debug file of a module. `directories` are searched in order, then again below `root`: the root directory
 /// of a process that maps the module, if it differs from heapbpf's. `path` is the module's own path as that process
 /// sees it.
@@ -35,7 +39,7 @@ pub fn find(
     build_id: Option<&[u8]>,
     image: &dyn Image,
     elf: &Elf,
-    root: Option<&Path>,
+    root: Option<Root<'_>>,
 ) -> Option<DebugFile> {
     let roots = || std::iter::once(None).chain(root.map(Some));
     if let Some(build_id) = build_id {
@@ -68,9 +72,9 @@ pub fn find(
 
 /// Opens a candidate, below another root if one is given. A file below another root belongs to a target, which may have
 /// mounted a file system there whose server never answers.
-pub fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
-    let Some(root) = root else { return open(path, is_trusted) };
-    let file = in_root::open(root, &path).ok()?;
+pub fn open_at(root: Option<Root<'_>>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
+    let Some((root, roots)) = root else { return open(path, is_trusted) };
+    let file = roots.open(root, &path).ok()?;
     check(path, file, false)
 }
 

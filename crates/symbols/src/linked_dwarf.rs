@@ -16,7 +16,7 @@ use heapbpf_elf::debug_link::{self, AltLink};
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_unwind::image::Image;
 
-use super::debug_files::{self, DebugFile};
+use super::debug_files::{self, DebugFile, Root};
 use super::debuginfod::Debuginfod;
 use super::nesting::is_too_deep;
 use super::shortened::shortened;
@@ -41,7 +41,7 @@ pub struct Places<'a> {
     /// Directories with debug files.
     pub directories: &'a [PathBuf],
     /// Root directory of a process that maps the module, if it differs from heapbpf's.
-    pub root: Option<&'a Path>,
+    pub root: Option<Root<'a>>,
     /// Servers with debug files.
     pub debuginfod: Option<&'a Debuginfod>,
     /// How much is read, and for how long.

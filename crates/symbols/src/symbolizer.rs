@@ -12,11 +12,12 @@ use heapbpf_elf::{Elf, unpack_debugdata};
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_host::roots::Roots;
 use heapbpf_profile::model::Frame;
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
-use super::debug_files::{self, DebugFile};
+use super::debug_files::{self, DebugFile, Root};
 use super::demangle::is_mapping_symbol;
 use super::linked_dwarf::{Limits, LinkedDwarf, Places, entries};
 use super::nesting::is_too_deep;
@@ -60,6 +61,7 @@ pub struct Symbolizer {
     /// Modules of the current batch that lack names because they are stripped, with their paths.
     stripped: Vec<Stripped>,
     packages: KnownOwners,
+    roots: Roots,
     /// Cache size at which the cache is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
@@ -102,6 +104,7 @@ impl Symbolizer {
             reasons: HashMap::new(),
             stripped: Vec::new(),
             packages: KnownOwners::default(),
+            roots: Roots::default(),
             most_addresses: MOST_ADDRESSES,
             worked_bytes: 0,
             too_long: 0,
@@ -213,10 +216,11 @@ impl Symbolizer {
         let mut reason = String::new();
         (self.too_long, self.is_too_slow) = (0, false);
 
-        let root = modules.root(module);
-        let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
+        let (root, roots) = (modules.root(module), self.roots.clone());
+        let root = root.as_deref().map(|root| (root, &roots));
+        let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root);
         if let Some(debug) = debug_file {
-            let places = (&*path, &*debug.path, root.as_deref());
+            let places = (&*path, &*debug.path, root);
             let contents = match self.look_up_linked(&debug.file, &debug.elf, places, &addresses, &mut found) {
                 true => Contents::Symbols,
                 false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf, debug.is_trusted),
@@ -231,7 +235,7 @@ impl Symbolizer {
             }
         }
         if found.iter().any(Option::is_none) {
-            let places = (&*path, Path::new(&*path), root.as_deref());
+            let places = (&*path, Path::new(&*path), root);
             let contents = match self.look_up_linked(&*image, &elf, places, &addresses, &mut found) {
                 true => Contents::Symbols,
                 false => self.contents(&path, &*image, &elf, false),
@@ -281,7 +285,7 @@ impl Symbolizer {
         build_id: Option<&[u8]>,
         image: &dyn Image,
         elf: &Elf,
-        root: Option<&Path>,
+        root: Option<Root<'_>>,
     ) -> (Option<DebugFile>, Option<String>) {
         let directories = &self.options.debug_directories;
         let found = debug_files::find(directories, Path::new(path), build_id, image, elf, root);
@@ -302,7 +306,7 @@ impl Symbolizer {
         &mut self,
         image: &dyn Image,
         elf: &Elf,
-        (module, file, root): (&str, &Path, Option<&Path>),
+        (module, file, root): (&str, &Path, Option<Root<'_>>),
         addresses: &[Option<u64>],
         found: &mut [Option<Arc<[Frame]>>],
     ) -> bool {

@@ -87,7 +87,7 @@ impl KnownFiles {
     }
 
     /// Takes a file that was read while it had this content.
-    pub(super) fn note(&self, content: Content, file: &File, image: FileImage, table: &Table) {
+    pub(super) fn note(&self, content: Content, file: &File, image: FileImage<'_>, table: &Table) {
         // What is wrong with it is reported when it is to be hooked.
         if let Ok(found) = inline_functions_in(image, table) {
             self.keep(content, file, KnownFile::of(found));
@@ -234,7 +234,7 @@ mod tests {
         let (file, table, known) = (Arc::new(File::open(&path).unwrap()), Table::default(), KnownFiles::default());
         let mut files = ExaminedFiles::new(KernelRules::of(Machine::X86_64, (6, 1)), Table::default());
         let noting = known.clone();
-        files.read_on = Some(Arc::new(move |content: Content, file: &File, image: FileImage, table: &Table| {
+        files.read_on = Some(Arc::new(move |content: Content, file: &File, image: FileImage<'_>, table: &Table| {
             noting.note(content, file, image, table);
         }));
         assert!(known.known(&file).is_none() && files.examine_aside(&path, &file, false));

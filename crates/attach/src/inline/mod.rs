@@ -230,7 +230,7 @@ impl InlineHooks {
     /// Lets the threads that examine files take what hooking needs from them, so that they are read once.
     pub fn read_with(&self, files: &mut ExaminedFiles) {
         let known = self.preparation.files.clone();
-        files.read_on = Some(Arc::new(move |content: Content, file: &File, image: FileImage, table: &Table| {
+        files.read_on = Some(Arc::new(move |content: Content, file: &File, image: FileImage<'_>, table: &Table| {
             known.note(content, file, image, table);
         }));
     }

@@ -6,6 +6,8 @@ mod x86_64_body;
 mod x86_64_exits;
 mod x86_64_returns;
 
+use std::borrow::Cow;
+
 use heapbpf_audit::ProbeKind;
 
 use crate::allocators::Shape;
@@ -14,7 +16,7 @@ use crate::placement::{KernelRules, Machine, Placement};
 
 /// Returns the code addresses that the function at `address` can return, over all of its paths. `code_at` gives the
 /// code from an address up to the end of the function there.
-pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
+pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Cow<'a, [u8]>) -> Returned {
     match machine {
         Machine::X86_64 => x86_64_returns::returns(address, code_at),
         Machine::Aarch64 => Returned::default(),
@@ -24,7 +26,11 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
 /// Returns how control leaves the function at `address`, over all of its paths and through the code it jumps to; `None`
 /// if that is not known. `code_at` gives the address that a jump to an address leads to, and the code from there up to
 /// the end of the function; `None` if that is not known.
-pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
+pub fn exits<'a>(
+    machine: Machine,
+    address: u64,
+    code_at: &dyn Fn(u64) -> Option<(u64, Cow<'a, [u8]>)>,
+) -> Option<Exits> {
     match machine {
         Machine::X86_64 => x86_64_exits::exits(address, code_at),
         Machine::Aarch64 => None,

@@ -1,5 +1,6 @@
 //! x86-64: the instructions of a function, and the control flow between them.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
@@ -34,12 +35,12 @@ pub(super) struct Body {
 impl Body {
     /// Decodes the function at `address`. `code_at` gives the address that a jump really leads to, and the code from
     /// there up to the end of the function. If it returns `None` for code that is needed, so does this.
-    pub(super) fn read<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Self> {
+    pub(super) fn read<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, Cow<'a, [u8]>)>) -> Option<Self> {
         let mut body = Self { start: address, steps: BTreeMap::new(), calls: BTreeSet::new(), calls_unknown: false };
         let mut open = vec![address];
         while let Some(start) = open.pop() {
             let (start, code) = code_at(start).filter(|(_, code)| !code.is_empty())?;
-            let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+            let mut decoder = Decoder::with_ip(64, &code, start, DecoderOptions::NONE);
             while decoder.can_decode() {
                 let instruction = decoder.decode();
                 if body.steps.contains_key(&instruction.ip()) {

@@ -4,6 +4,7 @@
 //! after which the function does nothing but return, with its result in a register. Branches are emulated, so they are
 //! probed instead if every path to the return passes one of them, and no loop runs through it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
@@ -21,7 +22,7 @@ const BODY_MAX: usize = 4_000;
 const WORD: i64 = 8;
 
 /// See [`super::exits`].
-pub(super) fn exits<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
+pub(super) fn exits<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, Cow<'a, [u8]>)>) -> Option<Exits> {
     let body = Body::read(address, code_at)?;
     let return_sites = return_sites(&body);
     Some(Exits { return_sites, calls: body.calls, calls_unknown: body.calls_unknown })

@@ -3,13 +3,13 @@
 use super::*;
 
 fn ended(code: &[u8]) -> Option<(Vec<u64>, usize, bool)> {
-    let found = exits(0x1000, &|address| Some((address, code.get(address.checked_sub(0x1000)? as usize..)?)))?;
+    let found = exits(0x1000, &|address| Some((address, code.get(address.checked_sub(0x1000)? as usize..)?.into())))?;
     Some((found.return_sites.keys().map(|at| at - 0x1000).collect(), found.calls.len(), found.calls_unknown))
 }
 
 /// The return sites of `code`, with the result at each, by their distances from the start.
 fn sites(code: &[u8]) -> Vec<(u64, ResultLocation)> {
-    let found = exits(0x1000, &|address| Some((address, code.get(address.checked_sub(0x1000)? as usize..)?)));
+    let found = exits(0x1000, &|address| Some((address, code.get(address.checked_sub(0x1000)? as usize..)?.into())));
     found.unwrap().return_sites.into_iter().map(|(at, result)| (at - 0x1000, result)).collect()
 }
 

@@ -1,5 +1,6 @@
 //! x86-64: the code addresses that a function can return, tracked through its registers and its own stack.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{
@@ -187,7 +188,7 @@ impl State {
 }
 
 /// See [`super::returns`].
-pub(super) fn returns<'a>(address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
+pub(super) fn returns<'a>(address: u64, code_at: &dyn Fn(u64) -> Cow<'a, [u8]>) -> Returned {
     let mut budget = INSTRUCTIONS_MAX;
     let values = follow(address, code_at, 0, &mut budget);
     let targets = values.iter().filter_map(|value| if let Value::Code(target) = value { Some(*target) } else { None });
@@ -196,7 +197,7 @@ pub(super) fn returns<'a>(address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Re
 }
 
 /// The values that the function at `address` can return.
-fn follow<'a>(address: u64, code_at: &dyn Fn(u64) -> &'a [u8], depth: usize, budget: &mut usize) -> Values {
+fn follow<'a>(address: u64, code_at: &dyn Fn(u64) -> Cow<'a, [u8]>, depth: usize, budget: &mut usize) -> Values {
     let mut returned = Values::new();
     let mut states: BTreeMap<u64, State> = BTreeMap::from([(address, State::at_entry())]);
     let mut open = vec![address];
@@ -204,7 +205,7 @@ fn follow<'a>(address: u64, code_at: &dyn Fn(u64) -> &'a [u8], depth: usize, bud
     while let Some(start) = open.pop() {
         let Some(mut state) = states.get(&start).cloned() else { continue };
         let code = code_at(start);
-        let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+        let mut decoder = Decoder::with_ip(64, &code, start, DecoderOptions::NONE);
         loop {
             if *budget == 0 || !decoder.can_decode() {
                 returned.insert(Value::Unknown);

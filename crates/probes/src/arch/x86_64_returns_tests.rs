@@ -10,8 +10,8 @@ const START: u64 = 0x1000;
 /// What the function with this code, at [`START`], returns.
 fn returned(code: &[u8]) -> Returned {
     returns(START, &|address| match address {
-        HELPER => HELPER_CODE,
-        _ => address.checked_sub(START).and_then(|at| code.get(at as usize..)).unwrap_or_default(),
+        HELPER => HELPER_CODE.into(),
+        _ => address.checked_sub(START).and_then(|at| code.get(at as usize..)).unwrap_or_default().into(),
     })
 }
 

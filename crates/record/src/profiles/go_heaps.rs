@@ -80,7 +80,7 @@ impl GoHeaps {
         if self.silent.contains(&target.process) {
             return Err(unanswered());
         }
-        read(&mut self.reader, memory, &target.program, &target.mapping).unwrap_or_else(|NoAnswer| {
+        read(&mut self.reader, memory, &target.program, &target.mapping).unwrap_or_else(|_| {
             self.silent.insert(target.process);
             Err(unanswered())
         })

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_host::reader_thread::{NoAnswer, ReaderThread};
 use heapbpf_symbols::perf_map::{Limits, PerfMap, PerfMapError};
@@ -19,6 +19,8 @@ const MOST_OPEN: usize = 512;
 /// answer.
 const OPENED_WITHIN: Duration = Duration::from_secs(2);
 const READ_WITHIN: Duration = Duration::from_secs(30);
+/// How long a process's perf map is left alone after it could not be read in time.
+const LEFT_ALONE: Duration = Duration::from_mins(5);
 
 /// Where to look for a process's perf map.
 #[derive(Clone, Copy, Debug)]
@@ -40,14 +42,14 @@ enum Kept {
     Map(Arc<File>),
     /// Its root directory, to search again, as there was no perf map yet.
     Root(Arc<File>),
-    /// Nothing, because a file server did not answer.
-    Unanswered,
 }
 
 /// Perf maps kept open, by process.
 #[derive(Default)]
 pub struct JitCodeMaps {
     kept: HashMap<ProcessKey, Kept>,
+    /// Processes whose perf maps could not be read in time, and when to try again.
+    silent_until: HashMap<ProcessKey, Instant>,
     reader: ReaderThread,
 }
 
@@ -68,7 +70,8 @@ impl JitCodeMaps {
                 }
             }
         };
-        let kept = self.reader.ask("perf-map", OPENED_WITHIN, open).unwrap_or(Some(Kept::Unanswered));
+        // If there is no answer, `read` tries again and waits longer.
+        let kept = self.reader.ask("perf-map", OPENED_WITHIN, open).ok().flatten();
         self.kept.extend(kept.map(|kept| (process, kept)));
     }
 
@@ -83,19 +86,27 @@ impl JitCodeMaps {
     /// # Errors
     /// The map cannot be found or read, or is refused.
     pub fn read(&mut self, process: ProcessKey, code: JitCode) -> Result<PerfMap, PerfMapError> {
+        self.read_within(READ_WITHIN, process, code)
+    }
+
+    fn read_within(&mut self, limit: Duration, process: ProcessKey, code: JitCode) -> Result<PerfMap, PerfMapError> {
+        if self.silent_until.get(&process).is_some_and(|until| Instant::now() < *until) {
+            return Err(PerfMapError::unanswered(code.namespace_pid));
+        }
         let kept = self.kept.get(&process).cloned();
         let read = move || {
             let find = |root: &Path| PerfMap::open(root, code.namespace_pid, code.owner).map(Arc::new);
             let file = match kept {
                 Some(Kept::Map(file)) => file,
                 Some(Kept::Root(root)) => find(Path::new(&format!("/proc/self/fd/{}", root.as_raw_fd())))?,
-                Some(Kept::Unanswered) => return Err(PerfMapError::unanswered(code.namespace_pid)),
                 None => find(&root_of(code)).or_else(|error| left_behind(code).map(Arc::new).ok_or(error))?,
             };
             PerfMap::read(&file, code.namespace_pid, Limits::default())
         };
-        self.reader.ask("perf-map", READ_WITHIN, read).unwrap_or_else(|NoAnswer| {
-            self.kept.insert(process, Kept::Unanswered);
+        self.reader.ask("perf-map", limit, read).unwrap_or_else(|why| {
+            if why == NoAnswer::Late {
+                self.silent_until.insert(process, Instant::now() + LEFT_ALONE);
+            }
             Err(PerfMapError::unanswered(code.namespace_pid))
         })
     }
@@ -104,6 +115,7 @@ impl JitCodeMaps {
     pub fn close<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
         for process in processes {
             self.kept.remove(process);
+            self.silent_until.remove(process);
         }
     }
 }
@@ -130,9 +142,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_perf_map_whose_server_never_answers_is_waited_for_once() {
+    fn a_perf_map_whose_server_does_not_answer_is_left_alone_for_a_while() {
         // No other thread sees this.
-        let _server = match mount_silent(Path::new("/tmp")) {
+        let server = match mount_silent(Path::new("/tmp")) {
             Ok(server) => server,
             Err(error) => return skipped(format_args!("no FUSE file system can be mounted: {error}")),
         };
@@ -140,8 +152,17 @@ mod tests {
         let code = JitCode { pid, namespace_pid: pid, owner: 0, started: None };
         let (mut maps, process) = (JitCodeMaps::default(), ProcessKey { tgid: pid, ..ProcessKey::default() });
         maps.open(process, code);
-        assert!(matches!(maps.kept.get(&process), Some(Kept::Unanswered)));
-        let error = maps.read(process, code).expect_err("there is none");
-        assert!(error.to_string().ends_with("its file system does not answer"), "{error}");
+        assert!(maps.kept.is_empty() && maps.silent_until.is_empty(), "that may have been a slow moment");
+        let unanswered = PerfMapError::unanswered(pid).to_string();
+        let read = |maps: &mut JitCodeMaps, limit| maps.read_within(limit, process, code).map_err(|it| it.to_string());
+        assert_eq!(read(&mut maps, Duration::from_millis(1)).err().as_ref(), Some(&unanswered));
+        // The server ends, so everything gets an error at once.
+        drop(server);
+        assert_eq!(read(&mut maps, READ_WITHIN).err().as_ref(), Some(&unanswered), "nobody asks again so soon");
+        maps.silent_until.insert(process, Instant::now());
+        assert_ne!(read(&mut maps, READ_WITHIN).err(), Some(unanswered));
+        // Nothing is asked where no thread can be had.
+        (maps.reader, maps.silent_until) = (ReaderThread::that_does_not_answer().0, HashMap::new());
+        assert!(maps.read_within(READ_WITHIN, process, code).is_err() && maps.silent_until.is_empty());
     }
 }

@@ -10,7 +10,6 @@ use heapbpf_host::cgroup::Cgroup;
 use heapbpf_host::clock::{monotonic_ns, thread_cpu_time};
 use heapbpf_host::process::Stat;
 use heapbpf_host::processes::starts_agree;
-use heapbpf_host::reader_thread::NoAnswer;
 use heapbpf_host::resident;
 use heapbpf_profile::model::{Glibc, Process, PythonArenas, Resident, glibc_version};
 use sampler_ebpf::abi::ProcessKey;
@@ -331,7 +330,7 @@ impl MemoryReader {
                     }
                     self.heaps.extend(heap.map(|heap| (key, heap)));
                 }
-                Err(NoAnswer) => {
+                Err(_) => {
                     self.silent.insert(key);
                 }
             }

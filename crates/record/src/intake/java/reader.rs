@@ -36,7 +36,7 @@ pub enum Failed {
 }
 
 impl From<NoAnswer> for Failed {
-    fn from(NoAnswer: NoAnswer) -> Self {
+    fn from(_: NoAnswer) -> Self {
         Self::NoAnswer
     }
 }

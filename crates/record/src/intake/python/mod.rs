@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use heapbpf_host::reader_thread::{NoAnswer, ReaderThread};
+use heapbpf_host::reader_thread::ReaderThread;
 use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
@@ -303,7 +303,7 @@ impl Pythons {
         let unreadable = || wanted.iter().map(|_| Err(CodeError::Unreadable)).collect();
         let Some(process) = self.processes.get_mut(&from) else { return Ok(unreadable()) };
         let Some(memory) = &process.memory else { return Ok(unreadable()) };
-        reader::read(&mut self.reader, memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
+        reader::read(&mut self.reader, memory, layout, wanted.to_vec()).map_err(|_| {
             (process.memory, process.gave_up) = (None, true);
             notes::NO_ANSWER
         })
