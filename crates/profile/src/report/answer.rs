@@ -108,6 +108,9 @@ pub struct Growing {
     pub program: String,
     /// Name of the function.
     pub name: String,
+    /// The function, without regard to what else grows.
+    #[serde(skip)]
+    pub function: FunctionKey<'static>,
     /// How fast it grows, with the ends of its interval, or how much is kept.
     pub how_much: String,
     /// Why it is suspected.
@@ -153,6 +156,7 @@ fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect
     Growing {
         program: suspect.stacks.first().map_or_else(String::new, |group| group.name.clone().into_owned()),
         name: suspect.name.clone(),
+        function: suspect.function.clone().into_owned(),
         how_much,
         why: why + &holders,
         per_second: suspect.grown.map(|grown| grown.per_second),
