@@ -138,6 +138,14 @@ impl Leaves {
         all
     }
 
+    /// Whether a program of the last profile that was taken only idles. A process with a row of its own may idle.
+    pub(crate) fn has_idle_program(&self, profile: &Profile) -> bool {
+        let counted = profile.processes.len().min(self.last_programs.len());
+        let (counted, idle) = self.last_programs.split_at(counted);
+        let mut running = idle.iter().zip(&profile.idle).filter(|(_, process)| !process.ended);
+        !self.apart && running.any(|(program, _)| !counted.contains(program))
+    }
+
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
         let shown = self.frames.shown_of(profile, stack, &mut KnownOrigins::default());
         let functions = shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
