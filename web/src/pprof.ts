@@ -47,7 +47,7 @@ export function pprof({ sheet, columns }: Doc, first: string, of: Pick<PageData,
     if (!files.has(id)) files.set(id, file[frame]);
     put(4, message([1, frame + 1], [4, message([1, id + 1], [2, line[frame]])]));
   });
-  sheet.names.forEach((name, id) => put(5, message([1, id + 1], [2, text(shown(name, Infinity))], [4, text(shown(sheet.strings[files.get(id) ?? 0], Infinity))])));
+  sheet.plain.forEach((name, id) => put(5, message([1, id + 1], [2, text(shown(name, Infinity))], [4, text(shown(sheet.strings[files.get(id) ?? 0], Infinity))])));
   const comments = [`heapbpf ${of.version} on ${shown(of.host)}: values are unbiased estimates`, `criterion=${of.criterion}`].map(text);
   parts.push(message([12, of.interval], ...comments.map((comment): [number, number] => [13, comment]), [14, text(first)]));
   const encoder = new TextEncoder();
