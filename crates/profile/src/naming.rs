@@ -365,11 +365,17 @@ mod tests {
     #[test]
     fn return_types_are_found_before_the_parameters() {
         for (name, expected) in [
-            ("void shop::fill<int>(std::vector<int, std::allocator<int> >&)", "shop::fill<int>(std::vector<int, std::allocator<int> >&)"),
+            (
+                "void shop::fill<int>(std::vector<int, std::allocator<int> >&)",
+                "shop::fill<int>(std::vector<int, std::allocator<int> >&)",
+            ),
             ("std::map<int, long> const& shop::all<int>()", "shop::all<int>()"),
             ("unsigned long (anonymous namespace)::f<int>(int)", "(anonymous namespace)::f<int>(int)"),
             ("decltype(auto) shop::f<void (*)(int)>(int)", "shop::f<void (*)(int)>(int)"),
-            ("int* shop::Pool<int>::operator new<int>(unsigned long)", "shop::Pool<int>::operator new<int>(unsigned long)"),
+            (
+                "int* shop::Pool<int>::operator new<int>(unsigned long)",
+                "shop::Pool<int>::operator new<int>(unsigned long)",
+            ),
             ("std::vector<int, a b>::push_back(int&&) const", "std::vector<int, a b>::push_back(int&&) const"),
             ("shop::Cart::operator<(shop::Cart const&)", "shop::Cart::operator<(shop::Cart const&)"),
             ("<fn(A) -> B as shop::Call<C>>::call", "<fn(A) -> B as shop::Call<C>>::call"),

@@ -291,12 +291,10 @@ mod tests {
         let mut more = testing::with_overload(testing::small(), "grow", ["grow(char)", "grow(long)"]);
         more.modules[1].path = "/srv/lib/libother.so".into();
         leaves.of_rows(&more);
-        assert_eq!(leaves.function_names.iter().filter(|name| name.starts_with("grow(")).collect::<Vec<_>>(), [
-            "grow(int)",
-            "grow(long) (libjson.so)",
-            "grow(char)",
-            "grow(long) (libother.so)"
-        ]);
+        assert_eq!(
+            leaves.function_names.iter().filter(|name| name.starts_with("grow(")).collect::<Vec<_>>(),
+            ["grow(int)", "grow(long) (libjson.so)", "grow(char)", "grow(long) (libother.so)"]
+        );
     }
 
     #[test]
