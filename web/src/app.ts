@@ -327,7 +327,7 @@ export class App {
   private readonly sandwichBox = element("div", {});
 
   private showSandwich() {
-    const view = this.view(), label = view.sheet.names.indexOf(this.state.of), { unit } = this.column().info;
+    const view = this.view(), label = view.sheet.find(this.state.of), { unit } = this.column().info;
     if (label < 0) {
       this.place(element("p", { class: "none" }, "This profile has no such function."));
       return;

@@ -11,7 +11,7 @@ export function folded(it: Doc, values: Float64Array): string {
   const { sheet } = it, lines: string[] = [];
   for (let stack = 0; stack < sheet.count; stack++) {
     if (!(values[stack] > 0)) continue;
-    const names = Array.from(sheet.allFramesOf(stack), frame => shown(sheet.names[sheet.frames.function[frame]], Infinity).replaceAll(";", ":"));
+    const names = Array.from(sheet.allFramesOf(stack), frame => shown(sheet.plain[sheet.frames.function[frame]], Infinity).replaceAll(";", ":"));
     if (sheet.groups.length > 1) names.unshift(shown(sheet.groups[sheet.group[stack]]).replaceAll(";", ":"));
     lines.push(`${names.join(";")} ${Math.round(values[stack])}`);
   }
@@ -25,7 +25,7 @@ export function csv(it: Doc): string {
   const number = (n: number) => (Number.isFinite(n) ? String(Math.round(n)) : "");
   for (let stack = 0; stack < sheet.count; stack++) {
     const figures = it.columns.flatMap(column => [column.estimate[stack], column.low[stack], column.high[stack]].map(number));
-    const chain = Array.from(sheet.allFramesOf(stack), frame => shown(sheet.names[sheet.frames.function[frame]])).reverse().join(" < ");
+    const chain = Array.from(sheet.allFramesOf(stack), frame => shown(sheet.plain[sheet.frames.function[frame]])).reverse().join(" < ");
     lines.push([quoted(shown(sheet.groups[sheet.group[stack]] ?? "")), ...figures, quoted(chain)].join(","));
   }
   return `${lines.join("\n")}\n`;

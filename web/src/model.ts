@@ -15,7 +15,8 @@ export interface Process {
 export interface Growing { program: string; name: string; full_name: string; how_much: string; why: string }
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
-interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
+/** `home`: the module, where another function has the same name. */
+interface WireFunctions { name: number[]; home: number[]; short: number[]; allocator: number[] }
 /** `rank`: how well a frame titles a stack. 0: the program's, 1: a library's or a runtime's, 2: `main`, 3: a wrapper of an allocator, 4: start-up. */
 interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[]; rank: number[]; runtime: number[] }
 interface WireStacks { id: number[]; group: number[]; cut: number[]; shared: number[]; own: number[]; calls: number[] }
@@ -66,7 +67,10 @@ const ORIGINS: Origin[] = ["program", "library", "program", "library", "startup"
 
 /** Functions, frames and stacks. */
 export class Sheet {
+  /** Names that tell functions apart. */
   readonly names: string[];
+  /** Names in files. */
+  readonly plain: string[];
   readonly short: string[];
   readonly allocator: number[];
   readonly frames: WireFrames;
@@ -87,7 +91,8 @@ export class Sheet {
   constructor(wire: WireSheet, readonly groups: string[], readonly view: FrameView) {
     const { strings, functions, frames, stacks } = wire;
     this.strings = strings;
-    this.names = functions.name.map(text => strings[text]);
+    this.plain = functions.name.map(text => strings[text]);
+    this.names = this.plain.map((name, i) => (functions.home[i] ? `${name} (${strings[functions.home[i]]})` : name));
     this.short = functions.short.map(text => strings[text]);
     this.allocator = functions.allocator;
     this.frames = frames;
@@ -163,6 +168,12 @@ export class Sheet {
     const functions = Array.from(this.framesOf(stack), frame => this.frames.function[frame]).reverse();
     const skipped = functions.findIndex(f => !this.allocator[f]);
     return skipped > 0 ? functions.slice(skipped) : functions;
+  }
+
+  /** The function of a name, also of one that told functions apart when a link was made; -1 if there is none. */
+  find(name: string): number {
+    const found = this.names.indexOf(name);
+    return found < 0 ? this.plain.indexOf(name) : found;
   }
 
   /** File, line and module of a function's first frame. */

@@ -22,7 +22,7 @@ function sheet(chains: string[][], groups: string[] = ["app"], group: number[] =
   const calls = chains.map(chain => chain.map(name => names.indexOf(name)));
   return new Sheet({
     strings: ["", ...names],
-    functions: { name: names.map((_, i) => i + 1), short: names.map((_, i) => i + 1), allocator: names.map(name => Number(name === "malloc")) },
+    functions: { name: names.map((_, i) => i + 1), home: zeros, short: names.map((_, i) => i + 1), allocator: names.map(name => Number(name === "malloc")) },
     frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros, rank: names.map(rankOf), runtime: names.map(name => Number(name === "lib_vm")) },
     stacks: {
       id: chains.map((_, i) => 1000 + i), group: chains.map((_, i) => group[i] ?? 0), cut: chains.map(() => 0),
@@ -51,6 +51,20 @@ function prefixes(calls: number[][]) {
 
 const CHAINS = [["main", "a", "malloc"], ["main", "a", "b", "malloc"], ["main", "b", "a", "b", "malloc"], ["main", "c"]];
 const WEIGHTS = Float64Array.from([10, 20, 30, 40]);
+
+test("functions of one name in two modules are two, in files by their own name", () => {
+  const zeros = [0, 0];
+  const it = new Sheet({
+    strings: ["", "f", "a.so", "b.so"],
+    functions: { name: [1, 1], home: [2, 3], short: [1, 1], allocator: zeros },
+    frames: { function: [0, 1], file: zeros, line: zeros, module: [2, 3], inlined: zeros, rank: zeros, runtime: zeros },
+    stacks: { id: [1, 2], group: zeros, cut: zeros, shared: zeros, own: [1, 1], calls: [0, 1] },
+  }, ["app"], "all");
+  assert.deepEqual(it.names, ["f (a.so)", "f (b.so)"]);
+  assert.deepEqual(["f (b.so)", "f", "g"].map(name => it.find(name)), [1, 0, -1]);
+  assert.equal(callTree(it).tree.count, 3);
+  assert.equal(folded({ sheet: it } as never, Float64Array.from([10, 20])), "f 10\nf 20\n");
+});
 
 test("without frames of libraries, stacks are the program's own", () => {
   const chains = [["main", "a", "lib", "b", "std", "malloc"], ["main", "a", "lib2", "b", "malloc"], ["main", "lib", "malloc"], ["main", "a", "c"]];

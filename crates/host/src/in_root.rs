@@ -123,10 +123,7 @@ mod tests {
         assert!(beneath("magic/passwd").is_err() && beneath("round").is_err());
         let fifo = root.join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).expect("our own directory");
-        assert_eq!(
-            open("fifo").map_err(|error| error.kind()).err(),
-            Some(io::ErrorKind::InvalidInput)
-        );
+        assert_eq!(open("fifo").map_err(|error| error.kind()).err(), Some(io::ErrorKind::InvalidInput));
         let null = find_own(Path::new("/dev/zero")).and_then(|handle| open_regular(&handle));
         assert_eq!(null.err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
     }

@@ -33,7 +33,7 @@ pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, 
 /// What tells the functions of a profile apart. Names that are shown are shorter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FunctionKey<'a> {
-    /// The full name.
+    /// The full name, as [`lasting_name`] has it.
     pub name: Cow<'a, str>,
     /// Name of the module, or path of the source file if there is no module.
     pub home: Cow<'a, str>,
@@ -42,9 +42,13 @@ pub struct FunctionKey<'a> {
 impl<'a> FunctionKey<'a> {
     /// The function of a frame.
     pub fn of(profile: &'a Profile, frame: &'a Frame) -> Self {
-        let module = profile.module_of(frame).map(|module| base_name(&module.path));
-        let home = module.or(frame.file.as_deref()).unwrap_or_default();
-        Self { home: home.into(), ..Self::named(frame_name(profile, frame)) }
+        let module = profile.module_of(frame).map(|module| &*module.path);
+        let home = home(module.unwrap_or_default(), frame.file.as_deref().unwrap_or_default());
+        let name = match frame_name(profile, frame) {
+            Cow::Borrowed(name) => Cow::Borrowed(lasting_name(name)),
+            made => made,
+        };
+        Self { name, home: home.into() }
     }
 
     /// Something that its name alone tells apart.
@@ -52,10 +56,25 @@ impl<'a> FunctionKey<'a> {
         Self { name: name.into(), home: Cow::Borrowed("") }
     }
 
+    /// The name to show: the short one; the full one where another function has the same short name; and that with
+    /// its module, if known, where another has the same full name.
+    pub fn shown(&self, short: &str, is_short_shared: bool, is_full_shared: bool) -> String {
+        match &self.home {
+            home if is_full_shared && !home.is_empty() => format!("{} ({home})", self.name),
+            _ if is_full_shared || is_short_shared => self.name.clone().into_owned(),
+            _ => short.to_owned(),
+        }
+    }
+
     /// The same key without a profile.
     pub fn into_owned(self) -> FunctionKey<'static> {
         FunctionKey { name: self.name.into_owned().into(), home: self.home.into_owned().into() }
     }
+}
+
+/// The module that tells functions apart: its name, or the path of the source file if there is none.
+pub fn home<'a>(module: &'a str, file: &'a str) -> &'a str {
+    if module.is_empty() { file } else { base_name(module) }
 }
 
 /// The names under which the functions of a list are shown: short ones; where rows would look alike, full ones; and
@@ -66,10 +85,8 @@ pub fn told_apart<T: Eq + Hash>(rows: &[(&FunctionKey, &str, T)]) -> Vec<String>
         *short.entry((*name, beside)).or_insert(0) += 1;
         *full.entry((&function.name, beside)).or_insert(0) += 1;
     }
-    let name = |(function, name, beside): &(&FunctionKey, &str, T)| match &function.name {
-        full_name if full[&(full_name, beside)] > 1 => format!("{full_name} ({})", function.home),
-        full_name if short[&(*name, beside)] > 1 => full_name.clone().into_owned(),
-        _ => (*name).to_owned(),
+    let name = |(function, name, beside): &(&FunctionKey, &str, T)| {
+        function.shown(name, short[&(*name, beside)] > 1, full[&(&function.name, beside)] > 1)
     };
     rows.iter().map(name).collect()
 }
@@ -128,7 +145,7 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
     if !name.contains(['<', '(', '[', '{', '$', '\'']) && !name.contains("::h") {
         return Cow::Borrowed(name);
     }
-    let name = without_return_type(strip_rust_hash(name.split(" [clone ").next().unwrap_or(name)));
+    let name = lasting_name(name);
     let mut short = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(next) = rest.chars().next() {
@@ -185,6 +202,12 @@ fn part_of_name<'t>(before: &str, text: &'t str) -> Option<&'t str> {
             && !after.starts_with("::")
     };
     is_kept.then_some(kept)
+}
+
+/// A function's name without what other builds or formats lack: the suffixes of clones (` [clone .isra.0]`), the hash at
+/// the end of Rust symbols, and the return type.
+pub fn lasting_name(name: &str) -> &str {
+    without_return_type(strip_rust_hash(name.split(" [clone ").next().unwrap_or(name)))
 }
 
 /// `shop::f<int>(int)` for `void shop::f<int>(int)`: the demangled name of a template instance starts with its return
@@ -374,6 +397,23 @@ mod tests {
             [(f, "f", 1), (other, "f", 1), (g, "g", 1), (&elsewhere, "g", 1), (other, "f", 2), (&foreign, "h", 1)];
         let shown = ["f(int)", "f(long)", "g(int) (a.so)", "g(int) (b.so)", "f", "h"];
         assert_eq!(told_apart(&rows), shown);
+        let nowhere = key("g(int)", "");
+        assert_eq!(told_apart(&[(g, "g", 1), (&nowhere, "g", 1)]), ["g(int) (a.so)", "g(int)"]);
+    }
+
+    #[test]
+    fn a_function_stays_the_same_in_other_builds() {
+        let profile = testing::small();
+        let of = |name: &str| Frame { function: Some(name.into()), module: Some(0), ..Frame::default() };
+        for (name, other) in [
+            ("grow(int)", "grow(int) [clone .isra.0]"),
+            ("grow(int)", "grow(int) [clone .part.0] [clone .cold]"),
+            ("app::grow", "app::grow::h0123456789abcdef"),
+            ("grow<int>(int)", "void grow<int>(int)"),
+        ] {
+            assert_eq!(FunctionKey::of(&profile, &of(name)), FunctionKey::of(&profile, &of(other)), "{other}");
+        }
+        assert_ne!(FunctionKey::of(&profile, &of("grow(int)")), FunctionKey::of(&profile, &of("grow(long)")));
     }
 
     #[test]

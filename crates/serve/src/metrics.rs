@@ -40,7 +40,7 @@ pub const MOST_PROGRAMS: usize = 500;
 pub const MOST_SUSPECTS: usize = 20;
 
 /// Maximum length of a function's name in a label, in characters.
-const LONGEST_NAME: usize = 200;
+const LONGEST_NAME: usize = 1_000;
 
 /// Name of the gauge that counts processes missing from the exact totals.
 const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
@@ -73,9 +73,11 @@ pub fn suspected(
     let suspected = |it: &Growing| {
         let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
         let program = common_labels(&processes)?;
-        let name: String = it.name.chars().take(LONGEST_NAME).collect();
+        // The name that is shown depends on what else grows; a series keeps its labels.
+        let name: String = it.function.name.chars().take(LONGEST_NAME).collect();
         let labels = program.strip_suffix('}').unwrap_or(&program);
-        let labels = format!("{labels},function=\"{}\"}}", escaped(&name));
+        let (name, module) = (escaped(&name), escaped(&it.function.home));
+        let labels = format!("{labels},function=\"{name}\",module=\"{module}\"}}");
         let is_visible = processes.into_iter().all(&visible);
         it.per_second.filter(|_| is_visible).map(|per_second| (labels, per_second))
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::{ByAddress, Resident};
-use heapbpf_profile::naming::{FunctionKey, told_apart};
+use heapbpf_profile::naming::FunctionKey;
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Row, Stack};
@@ -52,8 +52,9 @@ pub(crate) struct Leaves {
     functions: Numbered<FunctionKey<'static>>,
     /// Names under which functions are shown.
     function_names: Vec<String>,
-    /// Functions by their short names.
-    alike: HashMap<String, Vec<u32>, RandomState>,
+    /// How many functions have a short name or a full name, and the first of them.
+    short: HashMap<String, (usize, usize), RandomState>,
+    full: HashMap<String, (usize, usize), RandomState>,
     stack_keys: Numbered<StackKey>,
     stacks: Vec<StackIds>,
     /// Program and stack.
@@ -137,6 +138,14 @@ impl Leaves {
         all
     }
 
+    /// Whether a program of the last profile that was taken only idles. A process with a row of its own may idle.
+    pub(crate) fn has_idle_program(&self, profile: &Profile) -> bool {
+        let counted = profile.processes.len().min(self.last_programs.len());
+        let (counted, idle) = self.last_programs.split_at(counted);
+        let mut running = idle.iter().zip(&profile.idle).filter(|(_, process)| !process.ended);
+        !self.apart && running.any(|(program, _)| !counted.contains(program))
+    }
+
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
         let shown = self.frames.shown_of(profile, stack, &mut KnownOrigins::default());
         let functions = shown.frames.iter().map(|at| FunctionKey::of(profile, &stack.frames[*at]));
@@ -167,11 +176,17 @@ impl Leaves {
         let (id, is_new) = self.functions.insert_full(function.into_owned());
         if is_new {
             self.function_names.push(String::new());
-            let alike = self.alike.entry(name.to_owned()).or_default();
-            alike.push(id as u32);
-            let rows: Vec<_> = alike.iter().map(|&it| (&self.functions[it as usize], name, ())).collect();
-            for (it, name) in alike.iter().zip(told_apart(&rows)) {
-                self.function_names[*it as usize] = name;
+            let add = |all: &mut HashMap<String, (usize, usize), RandomState>, name: &str| {
+                let (number, first) = all.entry(name.to_owned()).or_insert((0, id));
+                *number += 1;
+                (*number, *first)
+            };
+            let alike = [add(&mut self.short, name), add(&mut self.full, &self.functions[id].name)];
+            // The second function of a name renames the first, too.
+            let renamed = alike.iter().filter(|(number, _)| *number == 2).map(|(_, first)| *first);
+            for it in renamed.chain([id]) {
+                let function = &self.functions[it];
+                self.function_names[it] = function.shown(name, alike[0].0 > 1, self.full[&*function.name].0 > 1);
             }
         }
         id as u32
@@ -272,6 +287,14 @@ mod tests {
         assert_eq!([rows[0], rows[rows.len() - 1]].map(name), ["grow(int)", "grow(long)"]);
         // An inlined one in another row of the small profile keeps its own name, which is short.
         assert_eq!(name(rows[1]), "grow");
+        // More of them leave the names alone; one of another module has its name, too.
+        let mut more = testing::with_overload(testing::small(), "grow", ["grow(char)", "grow(long)"]);
+        more.modules[1].path = "/srv/lib/libother.so".into();
+        leaves.of_rows(&more);
+        assert_eq!(
+            leaves.function_names.iter().filter(|name| name.starts_with("grow(")).collect::<Vec<_>>(),
+            ["grow(int)", "grow(long) (libjson.so)", "grow(char)", "grow(long) (libother.so)"]
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use heapbpf_profile::report::FrameView;
 use heapbpf_profile::testing::{large, small, sums};
-use heapbpf_profile::{Frame, Profile, Stack};
+use heapbpf_profile::{Frame, Process, Profile, Stack};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Color;
@@ -124,6 +124,24 @@ fn idle_programs_have_a_row() {
     press(&mut top, "⎋↓⏎");
     let text = screen(&mut top, 80, 24);
     assert!(text.contains("server (4242) › functions") && text.contains(" IN USE↓"), "{text}");
+}
+
+/// Workers that idle do not change the order of programs. Programs that idle do, for good.
+#[test]
+fn programs_keep_their_order_while_workers_idle() {
+    let mut top = top(false);
+    let host = heapbpf_profile::testing::whole_host();
+    let mut workers = host.clone();
+    for worker in &mut workers.idle {
+        let Process { comm, exe, .. } = &host.processes[0];
+        (worker.comm, worker.exe) = (comm.clone(), exe.clone());
+    }
+    let busy = Profile { idle: Vec::new(), ..host.clone() };
+    for (profile, is_by_memory) in [(&workers, false), (&busy, false), (&host, true), (&workers, true), (&busy, true)] {
+        top.take(Arc::new(profile.clone()));
+        let text = screen(&mut top, 80, 24);
+        assert_eq!((text.contains("RESIDENT↓"), text.contains("IN USE↓")), (is_by_memory, !is_by_memory), "{text}");
+    }
 }
 
 #[test]

@@ -58,14 +58,16 @@ pub(crate) struct World {
     pub(crate) confidence: f64,
     /// Figures of everything.
     pub(crate) whole: Whole,
+    /// Whether there was a program with idle processes only. It stays so, lest rows change their order again and again.
+    has_idle_program: bool,
 }
 
 impl World {
     /// A world that starts with a profile.
     pub(crate) fn new(profile: Arc<Profile>, confidence: f64, mut leaves: Leaves) -> Self {
         let now = Arc::new(Moment::new(profile, &mut leaves));
-        let (history, marked, lives, whole) = Default::default();
-        let mut world = Self { leaves, now, history, marked, lives, confidence, whole };
+        let (history, marked, lives, whole, has_idle_program) = Default::default();
+        let mut world = Self { leaves, now, history, marked, lives, confidence, whole, has_idle_program };
         world.note();
         world
     }
@@ -106,6 +108,7 @@ impl World {
     fn note(&mut self) {
         let profile = &*self.now.profile;
         self.history.add(&self.now);
+        self.has_idle_program = self.has_idle_program || self.leaves.has_idle_program(profile);
         let (pool, rows) = (Pool::whole(profile), profile.rows.iter().collect::<Vec<_>>());
         let figure = |value| FigureText::new(profile, &pool, value, self.confidence);
         self.whole =
@@ -198,11 +201,12 @@ impl World {
         self.now.resident.get(*program as usize)?.as_ref()
     }
 
-    /// The column that the rows of a view are sorted by. Of a whole host, the first question is who uses its memory.
+    /// The column that the rows of a view are sorted by. Where programs only idle, as on a whole host, the first question
+    /// is who uses its memory.
     pub(crate) fn order(&self, view: &View) -> Cell {
         let has_memory = view.kind == Kind::Programs && self.now.has_memory();
         match view.sort {
-            None if has_memory && !self.now.profile.idle.is_empty() => Cell::Resident,
+            None if has_memory && self.has_idle_program => Cell::Resident,
             Some(cell) if cell != Cell::Resident || has_memory => cell,
             _ => Cell::Size,
         }

@@ -12,7 +12,7 @@ use crate::group::{GroupBy, Groups};
 use crate::intern::Strings;
 use crate::loss_bounds::LostOf;
 use crate::model::{Frame, Profile, Stack};
-use crate::naming::{FunctionKey, frame_name, without_return_type};
+use crate::naming::{FunctionKey, frame_name, lasting_name};
 use crate::report::FrameView;
 use crate::report::chain::{Call, KnownOrigins};
 
@@ -42,7 +42,7 @@ impl Matched {
             return Title { function, name: self.function.clone(), place: String::new() };
         };
         let Call { name, place, .. } = view.call(profile, frame);
-        Title { function: FunctionKey::named(frame_name(profile, frame)), name, place }
+        Title { function: FunctionKey::named(FunctionKey::of(profile, frame).name), name, place }
     }
 
     pub(super) fn frames(
@@ -101,9 +101,9 @@ pub(super) struct Title<'a> {
     pub(super) place: String,
 }
 
-/// The number of a function. pprof's names have no return types.
+/// The number of a function.
 fn id(names: &mut Strings, profile: &Profile, frame: &Frame) -> u32 {
-    names.id(without_return_type(&frame_name(profile, frame)))
+    names.id(lasting_name(&frame_name(profile, frame)))
 }
 
 /// The frame that titles a stack. `None` if it has no frames.

@@ -405,3 +405,15 @@ fn functions_are_compared_by_their_full_names() {
     assert_eq!(direction("grow(int)"), Some(Direction::Same));
     assert_eq!(direction("grow(long)"), Some(Direction::Gone));
 }
+
+/// A compiler makes a clone of a function in one build and none in the next.
+#[test]
+fn clones_of_a_function_are_that_function() {
+    let of = |name| testing::with_overload(testing::small().only_process(0), "grow", [name; 2]);
+    let (before, after) = (of("grow(int)"), of("grow(int) [clone .isra.0]"));
+    let found = diff(&before, &after, &options(Value::InuseSpace));
+    let stacks = found.stacks.iter().map(|it| &it.figures);
+    for figures in found.functions.iter().map(|it| &it.figures).chain(stacks) {
+        assert_eq!(figures.direction, Direction::Same, "{found:#?}");
+    }
+}

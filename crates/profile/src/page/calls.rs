@@ -1,6 +1,7 @@
 //! Stacks of a page, encoded compactly: each text and each frame once, and of each stack only the part that differs
 //! from the previous stack.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexSet;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use crate::intern::Strings;
 use crate::model::{Frame, Profile};
-use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
+use crate::naming::{base_name, frame_name, home, is_allocator_function, lasting_name, short_function};
 use crate::origin::{FrameRules, Origin};
 
 /// A call as the page shows it.
@@ -33,6 +34,8 @@ pub(super) struct Place<'a> {
 #[derive(Default, Serialize)]
 pub(super) struct Functions {
     name: Vec<u32>,
+    /// The module of a function if another one has the same name; otherwise 0.
+    home: Vec<u32>,
     short: Vec<u32>,
     /// 1 for an allocator's function.
     allocator: Vec<u8>,
@@ -58,8 +61,10 @@ pub(super) struct Names {
     pub(super) strings: Strings,
     pub(super) functions: Functions,
     pub(super) frames: Frames,
-    /// Names of functions, as numbers of texts.
-    named: IndexSet<u32>,
+    /// Names and modules of functions, as numbers of texts.
+    named: IndexSet<(u32, u32)>,
+    /// The first function of each name.
+    first: HashMap<u32, usize>,
     calls: IndexSet<Call>,
     /// A hash of each function that is the same in other recordings.
     hashes: Vec<u64>,
@@ -68,19 +73,22 @@ pub(super) struct Names {
 impl Names {
     /// No names; `rules` classify frames.
     pub(super) fn new(rules: &'static FrameRules) -> Self {
-        let (strings, functions, frames, named, calls, hashes) = Default::default();
-        Self { rules, strings, functions, frames, named, calls, hashes }
+        let (strings, functions, frames, named, first, calls, hashes) = Default::default();
+        Self { rules, strings, functions, frames, named, first, calls, hashes }
     }
 
-    fn function(&mut self, name: &str, is_named: bool) -> u32 {
-        let text = self.strings.id(name);
-        let (id, is_new) = self.named.insert_full(text);
+    fn function(&mut self, name: &str, is_named: bool, home: &str) -> u32 {
+        let (text, lasting, of) = (self.strings.id(name), self.strings.id(lasting_name(name)), self.strings.id(home));
+        let (id, is_new) = self.named.insert_full((lasting, of));
         if is_new {
             let short = if is_named { self.strings.id(&short_function(name)) } else { text };
+            let first = *self.first.entry(lasting).or_insert(id);
+            self.functions.home.push(if first == id { 0 } else { of });
+            self.functions.home[first] = if first == id { 0 } else { self.named[first].1 };
             self.functions.name.push(text);
             self.functions.short.push(short);
             self.functions.allocator.push(u8::from(is_named && is_allocator_function(name)));
-            self.hashes.push(hash(name.as_bytes()));
+            self.hashes.push(hash(&[lasting_name(name), home].concat().into_bytes()));
         }
         id as u32
     }
@@ -88,7 +96,7 @@ impl Names {
     /// The number of a call.
     pub(super) fn call(&mut self, name: &str, is_named: bool, place: &Place<'_>) -> u32 {
         let call = Call {
-            function: self.function(name, is_named),
+            function: self.function(name, is_named, home(place.module, place.file)),
             file: self.strings.id(place.file),
             line: place.line,
             module: self.strings.id(base_name(place.module)),

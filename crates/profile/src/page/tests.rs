@@ -58,6 +58,37 @@ fn every_stack_can_be_read_back_and_columns_add_up() {
     }
 }
 
+/// Functions of one name in two modules are two, clones of one are one, here and in other recordings.
+#[test]
+fn functions_are_told_apart_by_name_and_module() {
+    let of = |names, module| {
+        let mut profile = testing::with_overload(testing::small().only_process(0), "grow", names);
+        if let Some(row) = profile.rows.last_mut() {
+            let moved = |frame: &mut crate::model::Frame| {
+                if frame.function.as_deref() == Some("grow()") {
+                    frame.module = Some(module);
+                }
+            };
+            row.key.stack = Arc::new(row.key.stack.with_frames(&mut Default::default(), moved));
+        }
+        let data = data(&profile);
+        let text = |index: i64| data["strings"][index as usize].as_str().expect("text").to_owned();
+        let [names, homes] = ["name", "home"].map(|list| numbers(&data["functions"][list]));
+        let named = names.into_iter().zip(homes).map(|(name, home)| (text(name), text(home)));
+        let mut ids = numbers(&data["stacks"]["id"]);
+        ids.sort_unstable();
+        (named.filter(|(name, _)| name.starts_with("grow(")).collect::<Vec<_>>(), ids)
+    };
+    let named = |name: &str, home: &str| (name.to_owned(), home.to_owned());
+    let (two, _) = of(["grow()", "grow()"], 0);
+    assert_eq!(two, [named("grow()", "libjson.so"), named("grow()", "server")]);
+    let (one, ids) = of(["grow()", "grow()"], 1);
+    assert_eq!(one, [named("grow()", "")]);
+    let clone = "grow() [clone .part.0]";
+    assert_eq!(of(["grow()", clone], 1), (vec![named("grow()", "")], ids.clone()));
+    assert_eq!(of([clone, clone], 1), (vec![named(clone, "")], ids));
+}
+
 #[test]
 fn idle_processes_are_in_groups_and_have_their_memory() {
     let data = data(&testing::whole_host());

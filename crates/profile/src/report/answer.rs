@@ -16,7 +16,7 @@ use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::estimate::Estimate;
 use indexmap::IndexMap;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Maximum number of places named; each needs at least this share.
 const PLACES: usize = 3;
@@ -109,8 +109,9 @@ pub struct Growing {
     pub program: String,
     /// Name of the function, as it is shown.
     pub name: String,
-    /// Its full name, by which it is found among all functions.
-    pub full_name: String,
+    /// The function, without regard to what else grows. A page finds it by its full name.
+    #[serde(rename = "full_name", serialize_with = "full_name")]
+    pub function: FunctionKey<'static>,
     /// How fast it grows, with the ends of its interval, or how much is kept.
     pub how_much: String,
     /// Why it is suspected.
@@ -121,6 +122,10 @@ pub struct Growing {
     /// Indices of the processes whose memory it is.
     #[serde(skip)]
     pub processes: BTreeSet<usize>,
+}
+
+fn full_name<S: Serializer>(function: &FunctionKey, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&function.name)
 }
 
 /// What grows in a profile: its report's leak suspects, followed by what is full, at most `most` in all. `None` if the
@@ -141,20 +146,20 @@ fn full_of<'a>(context: &Context<'a>, found: &SuspectFindings<'a>) -> Vec<Growin
     let mut functions: IndexMap<(&str, FunctionKey), (Growing, f64, f64)> = IndexMap::new();
     for (group, seconds) in &found.full {
         let key = (&*group.name, group.function(context));
-        let full_name = key.1.name.clone().into_owned();
+        let function = key.1.clone().into_owned();
         if found.suspects.iter().any(|suspect| suspect.is_of(key.0, &key.1)) {
             continue;
         }
-        let (function, bytes, since) = functions.entry(key).or_insert_with(|| {
+        let (growing, bytes, since) = functions.entry(key).or_insert_with(|| {
             let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
             let why = "nothing freed, and no longer growing".to_owned();
             let (program, how_much) = (group.name.clone().into_owned(), String::new());
             let (per_second, processes) = (None, BTreeSet::new());
-            (Growing { program, name, full_name, how_much, why, per_second, processes }, 0.0, *seconds)
+            (Growing { program, name, function, how_much, why, per_second, processes }, 0.0, *seconds)
         });
         *bytes += in_use(group);
         *since = since.min(*seconds);
-        function.processes.extend(group.rows.iter().map(|row| row.key.process));
+        growing.processes.extend(group.rows.iter().map(|row| row.key.process));
     }
     let names: Vec<_> = functions.iter().map(|((of, key), (it, ..))| (key, it.name.as_str(), of)).collect();
     let names = told_apart(&names);
@@ -186,7 +191,7 @@ fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect
     Growing {
         program: suspect.stacks.first().map_or_else(String::new, |group| group.name.clone().into_owned()),
         name: suspect.name.clone(),
-        full_name: suspect.function.name.clone().into_owned(),
+        function: suspect.function.clone().into_owned(),
         how_much,
         why: why + &holders,
         per_second: suspect.grown.map(|grown| grown.per_second),

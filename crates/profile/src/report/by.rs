@@ -144,7 +144,10 @@ pub(super) fn entries(context: &Context, by: By) -> Vec<Entry> {
 /// A row of the table.
 #[derive(Default)]
 pub(super) struct Entry {
+    /// Name to show.
     pub(super) name: String,
+    /// Its function and short name, in tables by frame.
+    pub(super) function: (FunctionKey<'static>, String),
     /// All samples that belong to the row.
     pub(super) pool: Pool,
     /// Estimate of what the frame allocates itself, in tables by frame.
@@ -178,7 +181,9 @@ fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     };
     let (rows, entry_of_frame) = Named::of_frames(&interned, row, name);
     let names = rows.told_apart(0..rows.0.len());
-    let mut entries: Vec<Entry> = names.into_iter().map(|name| Entry { name, ..Entry::default() }).collect();
+    let functions = rows.0.into_iter().map(|(key, short)| (key.into_owned(), short));
+    let entry = |(name, function)| Entry { name, function, ..Entry::default() };
+    let mut entries: Vec<Entry> = names.into_iter().zip(functions).map(entry).collect();
     let of_stack: Vec<(Vec<usize>, Option<usize>)> = shown_frames(context, &interned, view)
         .into_iter()
         .map(|frames| {

@@ -10,6 +10,7 @@ use super::{By, Context, FrameView, ReportOptions, Tree, by, subject, suspects, 
 use crate::escape::{escaped, pretty_json};
 use crate::estimates::Pool;
 use crate::model::Profile;
+use crate::naming::FunctionKey;
 use crate::value::Value;
 
 /// The name of the view that a report shows instead of its usual table; `None` for the usual table.
@@ -153,28 +154,50 @@ fn table(context: &Context) -> Table {
 }
 
 fn of_entries(context: &Context, by: By) -> Table {
-    let more = if by.is_of_frames() { vec!["self"] } else { Vec::new() };
-    let row = |entry: by::Entry| Row {
-        keys: vec![json!(entry.name)],
-        pool: entry.pool,
-        more: if by.is_of_frames() { vec![json!(entry.itself.round())] } else { Vec::new() },
+    let more = match by {
+        By::Function => ["self"].into_iter().chain(OF_FUNCTIONS).collect(),
+        _ if by.is_of_frames() => vec!["self"],
+        _ => Vec::new(),
     };
-    Table { keys: vec![by.name()], more, rows: by::entries(context, by).into_iter().map(row).collect() }
+    let row = |entry: by::Entry| {
+        let (function, short) = entry.function;
+        // The names of functions do not depend on what other rows there are.
+        let (name, of_function) = match by {
+            By::Function => (short, of_function(&function)),
+            _ => (entry.name, Default::default()),
+        };
+        let more = [json!(entry.itself.round())].into_iter().chain(of_function).take(more.len());
+        Row { keys: vec![json!(name)], pool: entry.pool, more: more.collect() }
+    };
+    let rows = by::entries(context, by).into_iter().map(row).collect();
+    Table { keys: vec![by.name()], more, rows }
 }
 
-fn stack_keys(context: &Context, group: &Group) -> [Json; 3] {
-    let view = FrameView { all_frames: true, ..context.options.frames };
+/// Columns that tell functions apart.
+const OF_FUNCTIONS: [&str; 2] = ["full_name", "module"];
+
+fn of_function(function: &FunctionKey) -> [Json; 2] {
+    [json!(function.name), json!(function.home)]
+}
+
+/// The keys of a stack, and the places of its calls. Full names and places tell stacks apart.
+fn of_stack(context: &Context, group: &Group) -> ([Json; 3], Json) {
+    let view = FrameView { all_frames: true, full_names: true, ..context.options.frames };
     let calls = group.chain_in(context, view, &view.shown(&group.row.key.stack, &[]));
-    let calls: Vec<String> = calls.into_iter().map(|(call, _)| call.name).collect();
-    [json!(group.name), json!(calls), json!(group.cut)]
+    let (calls, places): (Vec<_>, Vec<_>) = calls.into_iter().map(|(call, _)| (call.name, call.place)).unzip();
+    ([json!(group.name), json!(calls), json!(group.cut)], json!(places))
 }
 
 const STACK_KEYS: [&str; 3] = ["group", "stack", "incomplete"];
+/// The column of places, after the figures.
+const PLACES: &str = "places";
 
 fn of_stacks(context: &Context) -> Table {
-    let keys = |group: &Group| stack_keys(context, group).into();
-    let row = |group: &Group| Row { keys: keys(group), pool: group.pool.clone(), more: Vec::new() };
-    Table { keys: STACK_KEYS.into(), more: Vec::new(), rows: groups(context).iter().map(row).collect() }
+    let row = |group: &Group| {
+        let (keys, places) = of_stack(context, group);
+        Row { keys: keys.into(), pool: group.pool.clone(), more: vec![places] }
+    };
+    Table { keys: STACK_KEYS.into(), more: vec![PLACES], rows: groups(context).iter().map(row).collect() }
 }
 
 /// Nodes from top to bottom, each after its parent; `parent` is a row number, counted from 0.
@@ -224,19 +247,21 @@ fn of_suspects(context: &Context) -> [Table; 2] {
             ],
             _ => std::array::from_fn(|_| Json::Null),
         });
-        let keys = [json!(suspect.why.name()), json!(suspect.name)].into_iter().chain(stack_keys(context, first));
+        let (stack, places) = of_stack(context, first);
+        more.extend(of_function(&suspect.function));
+        more.push(places);
+        let keys = [json!(suspect.why.name()), json!(suspect.short)].into_iter().chain(stack);
         Some(Row { keys: keys.collect(), pool, more })
     };
-    let full = |(group, seconds): &(&Group, f64)| Row {
-        keys: stack_keys(context, group).into(),
-        pool: group.pool.clone(),
-        more: vec![json!(seconds)],
+    let full = |(group, seconds): &(&Group, f64)| {
+        let (keys, places) = of_stack(context, group);
+        Row { keys: keys.into(), pool: group.pool.clone(), more: vec![json!(seconds), places] }
     };
-    let full =
-        Table { keys: STACK_KEYS.into(), more: vec!["full_seconds"], rows: found.full.iter().map(full).collect() };
+    let more = vec!["full_seconds", PLACES];
+    let full = Table { keys: STACK_KEYS.into(), more, rows: found.full.iter().map(full).collect() };
     let suspects = Table {
         keys: ["why", "function"].into_iter().chain(STACK_KEYS).collect(),
-        more: OF_SUSPECTS.split(' ').collect(),
+        more: OF_SUSPECTS.split(' ').chain(OF_FUNCTIONS).chain([PLACES]).collect(),
         rows: found.suspects.iter().filter_map(suspect).collect(),
     };
     [suspects, full]
@@ -287,8 +312,9 @@ mod tests {
     #[test]
     fn keys_of_json_stay() {
         let figures = "samples incomplete_samples inuse_bytes inuse_objects alloc_bytes alloc_objects";
-        let of_suspects = format!("why function group stack incomplete {figures} {OF_SUSPECTS_TOLD}");
-        let of_functions = format!("function self {figures}");
+        let of_suspects =
+            format!("why function group stack incomplete {figures} {OF_SUSPECTS_TOLD} full_name module places");
+        let of_functions = format!("function self {figures} full_name module");
         let by_function = ReportOptions { by: By::Function, ..ReportOptions::default() };
         let suspects = ReportOptions { suspects: true, ..ReportOptions::default() };
         for (options, name, expected) in [(suspects, "suspects", of_suspects), (by_function, "function", of_functions)]
@@ -319,6 +345,38 @@ mod tests {
         for row in rows {
             assert_eq!((&row["function"], &row["stack"][0]), (&json!("parse_value"), &json!("grow")));
         }
+    }
+
+    /// The name of a function does not depend on what other rows there are, and what they are is told apart.
+    #[test]
+    fn rows_of_overloads_and_lines_are_told_apart() {
+        let profile = golden::leaking().only_process(0);
+        let alone = testing::with_overload(profile.clone(), "grow", ["grow(int)"; 2]);
+        let overloads = testing::with_overload(profile, "grow", ["grow(int)", "grow(long)"]);
+        let rows = |profile: &Profile, options: ReportOptions| {
+            let json: Json = serde_json::from_str(&json(profile, &options).expect("JSON")).expect("JSON");
+            json["rows"].as_array().expect("rows").clone()
+        };
+        let functions = |profile: &Profile, options: &ReportOptions| -> Vec<(String, String)> {
+            let text = |row: &Json, key: &str| row[key].as_str().expect("text").to_owned();
+            let all = rows(profile, options.clone());
+            let all = all.iter().map(|row| (text(row, "function"), text(row, "full_name")));
+            let mut all: Vec<_> = all.filter(|(_, full_name)| full_name.starts_with("grow(")).collect();
+            all.sort();
+            all
+        };
+        let row = |full_name: &str| ("grow".to_owned(), full_name.to_owned());
+        let by_function = ReportOptions { by: By::Function, ..ReportOptions::default() };
+        for options in [by_function, ReportOptions { suspects: true, ..ReportOptions::default() }] {
+            assert_eq!(functions(&alone, &options), [row("grow(int)")]);
+            assert_eq!(functions(&overloads, &options), [row("grow(int)"), row("grow(long)")]);
+        }
+        let of_stack = |row: Json| ["group", "stack", "places", "incomplete"].map(|key| row[key].to_string());
+        let mut stacks: Vec<_> = rows(&overloads, ReportOptions::default()).into_iter().map(of_stack).collect();
+        let number = stacks.len();
+        stacks.sort();
+        stacks.dedup();
+        assert_eq!((stacks.len(), number), (number, 4), "{stacks:#?}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::value::Value;
 const MOST: usize = 3;
 /// What names of heaps of runtimes have in common.
 const OWN_HEAP: &str = "own heap";
+/// The runtime whose objects lie in executable memory.
+const IN_CODE: &str = "SBCL";
 /// The name of Python's object allocator.
 const PYTHONS: &str = "Python objects";
 
@@ -150,7 +152,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> (f64, f64) {
     for (entry, resident) in measured(context, GroupBy::Program) {
         // A service reports what there is now.
         let is_past = profile.header.ended_apart && resident.is_before_end;
-        if is_past || own_heap(context, &entry, &resident).is_some() {
+        if is_past || own_heaps(context, &entry, &resident).next().is_some() {
             continue;
         }
         let (in_memory, high) = if entry.is_idle() {
@@ -229,22 +231,24 @@ fn when(context: &Context, entry: &Entry, resident: &Resident) -> &'static str {
     }
 }
 
-/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing. The
-/// objects of some runtimes lie in executable memory (SBCL).
+/// Whose heap other memory may be, if it is much and a runtime is known: ` (perhaps Java's own heap)`, or nothing.
 fn about_own_heap(context: &Context, entry: &Entry, resident: &Resident) -> (&'static str, String) {
-    let is_in_code = resident.jit_code_bytes > resident.not_seen_bytes();
-    let (part, size) = if is_in_code { (JIT_CODE, resident.jit_code_bytes) } else { (OTHER, resident.other_bytes) };
-    let is_much = resident.is_much(size as f64);
+    let heaps = || own_heaps(context, entry, resident);
+    let is_in_code = |what: &&str| resident.jit_code_bytes > resident.not_seen_bytes() && what.starts_with(IN_CODE);
+    let (part, size, heap) = match heaps().find(is_in_code) {
+        Some(heap) => (JIT_CODE, resident.jit_code_bytes, Some(heap)),
+        None => (OTHER, resident.other_bytes, heaps().next()),
+    };
     // Details follow in parentheses.
-    let name = own_heap(context, entry, resident).filter(|_| is_much).and_then(|what| what.split(" (").next());
+    let name = heap.filter(|_| resident.is_much(size as f64)).and_then(|what| what.split(" (").next());
     (part, name.map_or_else(String::new, |name| format!(" (perhaps {name})")))
 }
 
-/// The heap of a runtime that may be in other memory. Python's is not if its arenas were found.
-fn own_heap<'p>(context: &'p Context, entry: &'p Entry, resident: &Resident) -> Option<&'p str> {
-    let is_known = |what: &str| resident.python.is_some() && what.starts_with("Python");
-    let missing = entry.members(context.profile).flat_map(|process| &process.missing);
-    missing.map(|missing| &*missing.what).find(|what| what.contains(OWN_HEAP) && !is_known(what))
+/// The heaps of runtimes that may be in other memory. Python's is not if its arenas were found.
+fn own_heaps<'p>(context: &'p Context, entry: &'p Entry, resident: &Resident) -> impl Iterator<Item = &'p str> {
+    let has_python = resident.python.is_some();
+    let missing = entry.members(context.profile).flat_map(|process| &process.missing).map(|missing| &*missing.what);
+    missing.filter(move |what| what.contains(OWN_HEAP) && !(has_python && what.starts_with("Python")))
 }
 
 fn sum_of(resident: &Resident, parts: &[(&str, u64)], about: &[(&str, String)]) -> String {

@@ -70,6 +70,8 @@ impl Why {
 /// A function with its suspected stacks.
 pub(super) struct Suspect<'a> {
     pub(super) function: FunctionKey<'a>,
+    /// Its short name.
+    pub(super) short: String,
     /// Name under which the function is shown.
     pub(super) name: String,
     /// Its stacks, the fastest-growing first.
@@ -189,16 +191,16 @@ fn by_function<'a>(context: &Context<'a>, suspected: &[(&Judged<'a>, Why)]) -> V
     for (it, why) in suspected {
         let function = it.group.function(context);
         let suspect = suspects.entry((&it.group.name, function.clone())).or_insert_with(|| {
-            let name =
-                it.group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
-            Suspect { function, name, stacks: Vec::new(), why: *why, grown: it.grown }
+            let first = it.group.chain(context).into_iter().next();
+            let short = first.map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
+            Suspect { function, short, name: String::new(), stacks: Vec::new(), why: *why, grown: it.grown }
         });
         if !suspect.stacks.is_empty() {
             suspect.why.add(why);
         }
         suspect.stacks.push(it.group);
     }
-    let names = suspects.iter().map(|((program, key), suspect)| (key, suspect.name.as_str(), program));
+    let names = suspects.iter().map(|((program, key), suspect)| (key, suspect.short.as_str(), program));
     let names = told_apart(&names.collect::<Vec<_>>());
     let mut suspects: Vec<Suspect> = suspects.into_values().collect();
     suspects.iter_mut().zip(names).for_each(|(suspect, name)| suspect.name = name);

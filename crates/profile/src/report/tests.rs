@@ -752,7 +752,7 @@ fn functions_whose_short_names_are_equal_are_told_apart() {
         .expect("known")
         .into_iter()
         .filter(|it| it.name.starts_with("grow ("));
-    assert!(of_grow.into_iter().all(|it| it.full_name == "grow"), "the page searches for it");
+    assert!(of_grow.into_iter().all(|it| it.function.name == "grow"), "the page searches for it");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use heapbpf_profile::model::Profile;
+use heapbpf_profile::naming::FunctionKey;
 use heapbpf_profile::testing;
 use heapbpf_record::stats::Stats;
 use heapbpf_statistics::growth::Growth;
@@ -307,8 +308,8 @@ fn suspects_are_a_bounded_number_of_series() {
     let profile = of(vec![process(1, "shop", 10), process(2, "other", 10)]);
     let growing = |function: &str, processes: &[usize]| Growing {
         program: "shop (1)".into(),
-        name: function.into(),
-        full_name: function.into(),
+        name: "as it is shown".into(),
+        function: FunctionKey { home: "shop.so".into(), ..FunctionKey::named(function.to_owned()) },
         how_much: String::new(),
         why: String::new(),
         per_second: Some(Estimate { estimate: 41.0, low: Some(33.0), high: Some(50.0), ..Estimate::default() }),
@@ -322,7 +323,7 @@ fn suspects_are_a_bounded_number_of_series() {
         let serving = Serving { suspects, ..Serving::default() };
         metrics.write(&made(profile.clone(), vec![key(1, 0), key(2, 0)]), &[&Filter::default()], serving)
     };
-    let labels = program_labels(&profile.processes[0]).replace('}', ",function=\"shop::audit\"}");
+    let labels = program_labels(&profile.processes[0]).replace('}', ",function=\"shop::audit\",module=\"shop.so\"}");
     let whole = text(&all, |_| true);
     for (end, expected) in [("", 41.0), ("_low", 33.0), ("_high", 50.0)] {
         let series = format!("heapbpf_suspect_growth{end}_bytes_per_second{labels}");
