@@ -1,5 +1,6 @@
 //! Hooking and unhooking, many times, while the program checks itself.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::program::{self, Program};
@@ -24,8 +25,8 @@ fn cycle(program: &mut Program, time: Duration) {
     program::report_futile();
 }
 
-/// Mappings of files; our resident and locked memory, kB; number of descriptors.
-fn taken(pid: u32) -> (Vec<String>, Vec<String>, usize) {
+/// Mappings of files; our resident and locked memory, kB; descriptors.
+fn taken(pid: u32) -> (Vec<String>, Vec<String>, BTreeSet<String>) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     // Threads allocate and free memory of their own.
     let maps = maps.lines().filter(|line| line.contains('/')).map(str::to_owned);
@@ -42,8 +43,12 @@ fn taken(pid: u32) -> (Vec<String>, Vec<String>, usize) {
             None => {}
         }
     }
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count();
-    (maps.collect(), sizes, descriptors)
+    let descriptors = || -> BTreeSet<String> {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+        open.map(|it| format!("{:?} {:?}", it.file_name(), std::fs::read_link(it.path()))).collect()
+    };
+    // What its C library opens for a moment is in one of them only.
+    (maps.collect(), sizes, &descriptors() & &descriptors())
 }
 
 /// What is mapped stays, and is used again.
