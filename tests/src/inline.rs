@@ -9,7 +9,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::output::{Profile, Stats};
 use crate::recorder::{Recorder, Recording};
-use crate::target::{PATIENCE, Target, file_of, mappings, of_process, processes, status};
+use crate::target::{PATIENCE, Target, file_of, mappings, of_process, processes, status_bytes};
 use crate::truth::Truth;
 
 /// A way of hooking.
@@ -208,9 +208,7 @@ pub fn counted_exactly(stats: &Stats, truth: &Truth) {
 /// # Panics
 /// If it has ended.
 pub fn limit_addresses(pid: u32, more_bytes: u64) {
-    let size = status(pid, "VmSize").expect("the target runs");
-    let size: u64 = size.trim_end_matches(" kB").parse().expect("a number");
-    let most = Some((size << 10) + more_bytes);
+    let most = Some(status_bytes(pid, "VmSize").expect("the target runs") + more_bytes);
     let limit = Rlimit { current: most, maximum: most };
     prlimit(Pid::from_raw(pid.cast_signed()), Resource::As, limit).expect("the target is ours");
 }

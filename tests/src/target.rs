@@ -82,9 +82,14 @@ pub fn status(pid: u32, name: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.trim().to_owned())
 }
 
+/// A size in the `status` file of a process, in bytes; `None` if it has ended.
+pub fn status_bytes(pid: u32, name: &str) -> Option<u64> {
+    Some(status(pid, name)?.trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 /// Resident memory of a process in bytes; `None` if it has ended.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
-    Some(status(pid, "VmRSS")?.trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+    status_bytes(pid, "VmRSS")
 }
 
 pub(crate) fn of_process<T>(pid: u32, read: impl FnOnce(&Process) -> ProcResult<T>) -> ProcResult<T> {

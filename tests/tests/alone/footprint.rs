@@ -5,28 +5,20 @@ use heapbpf_tests::environment::turn;
 use heapbpf_tests::guardian::threads_of;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::{Target, status, until};
+use heapbpf_tests::target::{Target, memory_bytes, status, status_bytes, until};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// Anonymous memory, which is what heapbpf has allocated. It leaves out the rings, which may have grown, and heapbpf's
 /// own file: how much of that is mapped depends on the page cache.
-const ANONYMOUS: &str = "Anonymous:";
-
-/// Such memory of heapbpf, bytes.
-fn anonymous_bytes(recording: &Recording) -> u64 {
-    let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", recording.pid())).expect("it runs");
-    let line = memory.lines().find_map(|line| line.strip_prefix(ANONYMOUS)).expect("a process with memory");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib * KIB
-}
+const ANONYMOUS: &str = "Anonymous";
 
 /// Waits until heapbpf has at most this much memory. Another thread frees what symbolization used.
 fn has_at_most(recording: &Recording, most: u64) {
     let mut least = u64::MAX;
     until("little memory", || {
-        least = least.min(anonymous_bytes(recording));
+        least = least.min(memory_bytes(recording.pid(), ANONYMOUS, |_| true));
         println!("{:.1} MiB", least as f64 / MIB as f64);
         least <= most
     });
@@ -76,11 +68,10 @@ fn many_samples_fit_into_80_mib() {
     let mut target = Target::start(&program("growing"), ["96000", "32000"]);
     let recording = Recorder::of(target.pid(), KIB).start();
     target.run();
-    let peak = status(recording.pid(), "VmHWM").expect("it runs");
+    let peak = status_bytes(recording.pid(), "VmHWM").expect("it runs");
     let (_, stats) = recording.stop().results();
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
-    let peak_kib: u64 = peak.trim_end_matches(" kB").trim().parse().expect("a number");
-    assert!(stats.submitted > 55_000 && peak_kib * KIB <= 80 * MIB, "{peak}: {stats:?}");
+    assert!(stats.submitted > 55_000 && peak <= 80 * MIB, "{peak}: {stats:?}");
 }
 
 /// heapbpf is stopped while a burst fills part of its first rings. When it continues, it makes them larger. Otherwise
