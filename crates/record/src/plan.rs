@@ -89,7 +89,7 @@ impl RecordPlan {
     }
 }
 
-/// The options because of which probes count. `by_size`: `--criterion size-class`. `at_exec`: `--follow=exec`.
+/// Names the options that ask for probes. `by_size`: `--criterion size-class` was given. `at_exec`: `--follow=exec` was.
 const fn asking(hook: Hook, by_size: bool, at_exec: bool) -> Option<&'static str> {
     match (hook, by_size, at_exec) {
         (Hook::Probe, false, false) => Some("--hook probe"),
