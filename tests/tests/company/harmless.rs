@@ -196,7 +196,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         .expect("gdb starts");
     until("gdb lets the program continue", || ready.exists());
     // gdb inserts its breakpoints only after it has said so.
-    until("the breakpoint is there", || changed_bytes_of_libc(target.pid()) > 0);
+    until("the breakpoint is there", || changed_bytes_of_libc(target.pid()) > Some(0));
     let (profile, stats, truth) = Recorder::of(target.pid(), 1).results_of(&mut target);
     // A recording of the whole host, or by name, would have links here as well.
     let others = holders_of_links_to(&own_libc);

@@ -156,7 +156,7 @@ impl Before {
 fn is_as_it_was(pid: u32, what: &str) {
     assert!(!is_hooked(pid), "{what}: the original pages are back");
     // Another tool may be recording the whole host for a moment.
-    until("the allocator's code is its file's", || changed_bytes_of_libc(pid) == 0);
+    until("the allocator's code is its file's", || changed_bytes_of_libc(pid) == Some(0));
 }
 
 /// Checks that every call is counted.
