@@ -169,8 +169,13 @@ pub enum Verdict {
 pub struct FunctionChange {
     /// Group, such as the process name; `old → new` if the program was renamed.
     pub group: String,
-    /// The function.
+    /// The short name of the function. It does not depend on the other changes.
     pub function: String,
+    /// The full name, which tells functions apart.
+    pub full_name: String,
+    /// The name for tables: the full one where others have the same short name.
+    #[serde(skip)]
+    pub shown: String,
     /// Its file and line, or its module.
     #[serde(skip)]
     pub place: String,
@@ -225,7 +230,16 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
             .filter(|(it, _)| is_seen(it))
             .map(|(it, (title, name))| {
                 let figures = judge::change(was, &it.before, is, &it.after, options);
-                FunctionChange { group: it.group.clone(), function: name.clone(), place: title.place.clone(), figures }
+                let Title { function, name: short, place } = title;
+                let (full_name, shown) = (function.name.to_string(), name.clone());
+                FunctionChange {
+                    group: it.group.clone(),
+                    function: short.clone(),
+                    full_name,
+                    shown,
+                    place: place.clone(),
+                    figures,
+                }
             })
             .collect();
         correct(of_functions.iter_mut().map(|it| &mut it.figures), 0);

@@ -62,15 +62,19 @@ pub struct Serving {
     pub push: Vec<(String, Counts)>,
     /// Functions that may leak, of all that the client may see: their labels, and their growth in bytes per second.
     pub suspects: Vec<(String, Estimate)>,
+    /// Functions that are full: their labels, and their bytes in use.
+    pub full: Vec<(String, Estimate)>,
 }
 
-/// The functions that grow in a profile, without those that also grow in a process that is not visible.
-pub fn suspected(
+/// A figure of the functions that grow or grew in a profile, without those that also do in a process that is not
+/// visible.
+pub fn growing_series(
     profile: &Profile,
     growing: &[Growing],
     visible: impl Fn(&Process) -> bool,
+    figure: impl Fn(&Growing) -> Option<Estimate>,
 ) -> Vec<(String, Estimate)> {
-    let suspected = |it: &Growing| {
+    let series = |it: &Growing| {
         let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
         let program = common_labels(&processes)?;
         // The name that is shown depends on what else grows; a series keeps its labels.
@@ -79,9 +83,9 @@ pub fn suspected(
         let (name, module) = (escaped(&name), escaped(&it.function.home));
         let labels = format!("{labels},function=\"{name}\",module=\"{module}\"}}");
         let is_visible = processes.into_iter().all(&visible);
-        it.per_second.filter(|_| is_visible).map(|per_second| (labels, per_second))
+        figure(it).filter(|_| is_visible).map(|figure| (labels, figure))
     };
-    growing.iter().filter_map(suspected).collect()
+    growing.iter().filter_map(series).collect()
 }
 
 /// State that persists between scrapes. It keeps the highest value so far of each counter: a sampled call that turns
@@ -121,7 +125,10 @@ impl Metrics {
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
         self.growth(made, &visible, &mut out);
-        Self::suspects(&serving.suspects, &mut out);
+        let help = "Growth of bytes in use of a function that may leak, as of the last profile that was kept.";
+        Self::growing("heapbpf_suspect_growth", "bytes_per_second", help, &serving.suspects, &mut out);
+        let help = "Bytes in use of a function that grew and is full, as of the last profile that was kept.";
+        Self::growing("heapbpf_full_inuse", "bytes", help, &serving.full, &mut out);
         self.resident(made, &visible, &mut out);
         if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
@@ -236,18 +243,17 @@ impl Metrics {
         growth.0.iter().for_each(|family| family.write(out));
     }
 
-    /// Writes how fast leak suspects grow.
-    fn suspects(suspects: &[(String, Estimate)], out: &mut String) {
-        let help = "Growth of bytes in use of a function that may leak, as of the last profile that was kept.";
-        let mut growth = Estimated::new("heapbpf_suspect_growth", "bytes_per_second", help);
+    /// Writes a figure of functions that grow or grew.
+    fn growing(what: &str, unit: &str, help: &str, functions: &[(String, Estimate)], out: &mut String) {
+        let mut families = Estimated::new(what, unit, help);
         let mut written = HashSet::new();
-        for (labels, per_second) in suspects.iter().take(MOST_SUSPECTS) {
+        for (labels, figure) in functions.iter().take(MOST_SUSPECTS) {
             // A name that was shortened may equal another one.
             if written.insert(labels) {
-                growth.add(labels, per_second);
+                families.add(labels, figure);
             }
         }
-        growth.0.iter().for_each(|family| family.write(out));
+        families.0.iter().for_each(|family| family.write(out));
     }
 
     /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was

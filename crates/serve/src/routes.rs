@@ -53,8 +53,8 @@ struct ServerState {
     push: PushStatuses,
     history: Mutex<History>,
     moments: Moments,
-    /// The last profile that was kept unasked, with its leak suspects.
-    suspects: Mutex<Option<(Arc<Shared>, Vec<Growing>)>>,
+    /// The last profile that was kept unasked, with what grows or grew in it.
+    growing: Mutex<Option<(Arc<Shared>, Vec<Growing>)>>,
     layouts: page::Layouts,
     /// How the page and leak suspects show frames.
     frames: FrameView,
@@ -141,7 +141,7 @@ impl Routes {
             push,
             history: Mutex::new(history),
             moments: Moments::default(),
-            suspects: Mutex::default(),
+            growing: Mutex::default(),
             layouts: page::Layouts::default(),
             frames,
             exporting: Arc::default(),
@@ -293,12 +293,12 @@ impl ServerState {
         self.source.set_marks(self.moments.marks());
     }
 
-    /// The leak suspects of which a client sees all processes.
-    fn suspected(&self, filters: &[&Filter]) -> Vec<(String, Estimate)> {
-        let suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((shared, growing)) = &*suspects else { return Vec::new() };
+    /// A figure of the functions that grow or grew, and of which a client sees all processes.
+    fn growing(&self, filters: &[&Filter], figure: impl Fn(&Growing) -> Option<Estimate>) -> Vec<(String, Estimate)> {
+        let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((shared, growing)) = &*growing else { return Vec::new() };
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
-        metrics::suspected(&shared.made.profile, growing, visible)
+        metrics::growing_series(&shared.made.profile, growing, visible, figure)
     }
 
     /// Answers with the totals of some time.
@@ -334,7 +334,8 @@ impl ServerState {
             answered: self.answered.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             push: self.push.read(),
-            suspects: self.suspected(&filters),
+            suspects: self.growing(&filters, |it| it.per_second),
+            full: self.growing(&filters, |it| it.full),
         };
         let mut metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         let text = metrics.write(&shared.made, &filters, serving);

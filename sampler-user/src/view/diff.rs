@@ -95,10 +95,10 @@ fn by_function(diff: &Diff, options: &TableOptions) -> Vec<String> {
 /// The rows of functions below their header. On a narrow terminal, each function is on a line of its own.
 fn rows_of_functions(shown: &[FunctionChange], options: &TableOptions) -> Vec<String> {
     let has_groups = shown.iter().any(|it| it.group != shown[0].group);
-    let name = |FunctionChange { group, function, place, .. }: &FunctionChange| {
+    let name = |FunctionChange { group, shown, place, .. }: &FunctionChange| {
         let lead = if has_groups { format!("{group}: ") } else { String::new() };
         let at = if place.is_empty() { String::new() } else { format!(" {place}") };
-        format!("{lead}{function}{at}")
+        format!("{lead}{shown}{at}")
     };
     let table = |has_names: bool| {
         let mut columns = vec![

@@ -15,7 +15,8 @@ direction,p_value,q_value,significant,p_two_sided,verdict";
 pub fn csv(diff: &Diff, stacks: bool) -> Result<Vec<u8>, ::csv::Error> {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
     let keys = ["group", if stacks { "stack" } else { "function" }];
-    writer.write_record(keys.into_iter().chain(FIGURES.split(',')))?;
+    let more = if stacks { None } else { Some("full_name") };
+    writer.write_record(keys.into_iter().chain(FIGURES.split(',')).chain(more))?;
     if stacks {
         for StackChange { group, frames, figures, .. } in &diff.stacks {
             // Outermost to innermost, as in folded stacks.
@@ -23,8 +24,9 @@ pub fn csv(diff: &Diff, stacks: bool) -> Result<Vec<u8>, ::csv::Error> {
             writer.write_record(line(group, &frames.join(";"), figures))?;
         }
     } else {
-        for FunctionChange { group, function, figures, .. } in &diff.functions {
-            writer.write_record(line(group, &escaped(function), figures))?;
+        for FunctionChange { group, function, full_name, figures, .. } in &diff.functions {
+            let more = Some(escaped(full_name).into_owned());
+            writer.write_record(line(group, &escaped(function), figures).into_iter().chain(more))?;
         }
     }
     writer.into_inner().map_err(|error| error.into_error().into())

@@ -100,7 +100,7 @@ fn keys_of_json_stay() {
     testing::has_keys(&json, "before after confidence false_discovery_rate totals stacks functions notes");
     let change = "value before after change p_value q_value significant direction p_two_sided verdict";
     testing::has_keys(&json["totals"][0], change);
-    testing::has_keys(&json["functions"][0], &format!("group function {change}"));
+    testing::has_keys(&json["functions"][0], &format!("group function full_name {change}"));
     testing::has_keys(&json["stacks"][0], &format!("group function frames {change}"));
     testing::has_keys(&json["functions"][0]["change"], "estimate low high exact");
     let words = |words: &[Direction]| serde_json::to_value(words).expect("plain data");
@@ -399,11 +399,11 @@ fn functions_are_compared_by_their_full_names() {
     after.rows.pop();
     let found = diff(&before, &after, &options(Value::InuseSpace));
     let direction = |name: &str| {
-        let mut named = found.functions.iter().filter(|it| it.function == name);
-        named.next().map(|it| it.figures.direction)
+        let mut named = found.functions.iter().filter(|it| (&*it.function, &*it.full_name) == ("grow", name));
+        named.next().map(|it| (it.shown.clone(), it.figures.direction))
     };
-    assert_eq!(direction("grow(int)"), Some(Direction::Same));
-    assert_eq!(direction("grow(long)"), Some(Direction::Gone));
+    assert_eq!(direction("grow(int)"), Some(("grow(int)".to_owned(), Direction::Same)));
+    assert_eq!(direction("grow(long)"), Some(("grow(long)".to_owned(), Direction::Gone)));
 }
 
 /// A compiler makes a clone of a function in one build and none in the next.

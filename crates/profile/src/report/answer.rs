@@ -8,8 +8,9 @@ use super::stacks::{Group, groups, judged_groups};
 use super::summary::{MOST_LINES, listed_in, missed_lines};
 use super::suspects::{FEW_IN_USE, Suspect, SuspectFindings, Why, ages, find, holders, in_use, rate, without_suspects};
 use super::{Context, FrameView, ReportOptions, plural};
+use crate::estimates::Pool;
 use crate::intern::NO_STACK;
-use crate::model::{Criterion, Profile};
+use crate::model::{Criterion, Profile, Row};
 use crate::naming::{FunctionKey, told_apart};
 use crate::report::text::{Style, clip, clip_middle};
 use crate::units;
@@ -119,6 +120,9 @@ pub struct Growing {
     /// Its growth in bytes per second; `None` if the profile does not contain it.
     #[serde(skip)]
     pub per_second: Option<Estimate>,
+    /// Its bytes in use, if it was filled and does not grow any more.
+    #[serde(skip)]
+    pub full: Option<Estimate>,
     /// Indices of the processes whose memory it is.
     #[serde(skip)]
     pub processes: BTreeSet<usize>,
@@ -143,29 +147,37 @@ pub fn growing(profile: &Profile, confidence: f64, frames: FrameView, most: usiz
 
 /// Functions with stacks that were filled and have not changed since, unless they are suspected because of others.
 fn full_of<'a>(context: &Context<'a>, found: &SuspectFindings<'a>) -> Vec<Growing> {
-    let mut functions: IndexMap<(&str, FunctionKey), (Growing, f64, f64)> = IndexMap::new();
+    let mut functions: IndexMap<(&str, FunctionKey), (String, Vec<&Group>, f64)> = IndexMap::new();
     for (group, seconds) in &found.full {
         let key = (&*group.name, group.function(context));
-        let function = key.1.clone().into_owned();
         if found.suspects.iter().any(|suspect| suspect.is_of(key.0, &key.1)) {
             continue;
         }
-        let (growing, bytes, since) = functions.entry(key).or_insert_with(|| {
-            let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.into(), |(call, _)| call.name);
-            let why = "nothing freed, and no longer growing".to_owned();
-            let (program, how_much) = (group.name.clone().into_owned(), String::new());
-            let (per_second, processes) = (None, BTreeSet::new());
-            (Growing { program, name, function, how_much, why, per_second, processes }, 0.0, *seconds)
+        let (_, stacks, since) = functions.entry(key).or_insert_with(|| {
+            let first = group.chain(context).into_iter().next();
+            (first.map_or_else(|| NO_STACK.into(), |(call, _)| call.name), Vec::new(), *seconds)
         });
-        *bytes += in_use(group);
+        stacks.push(group);
         *since = since.min(*seconds);
-        growing.processes.extend(group.rows.iter().map(|row| row.key.process));
     }
-    let names: Vec<_> = functions.iter().map(|((of, key), (it, ..))| (key, it.name.as_str(), of)).collect();
+    let names: Vec<_> = functions.iter().map(|((of, key), (short, ..))| (key, short.as_str(), of)).collect();
     let names = told_apart(&names);
-    let full = functions.into_values().zip(names).map(|((function, bytes, since), name)| {
-        let how_much = format!("full at {} since {}", units::bytes(bytes), units::seconds(since));
-        Growing { name, how_much, ..function }
+    let full = functions.into_iter().zip(names).map(|(((program, function), (_, stacks, since)), name)| {
+        let mut pool = Pool::default();
+        let rows: Vec<&Row> = stacks.iter().flat_map(|group| group.rows.iter().copied()).collect();
+        rows.iter().for_each(|row| pool.add(row));
+        pool.allow_for(&context.intervals);
+        let held = units::bytes(stacks.iter().map(|group| in_use(group)).sum());
+        Growing {
+            program: program.to_owned(),
+            name,
+            function: function.into_owned(),
+            how_much: format!("full at {held} since {}", units::seconds(since)),
+            why: "nothing freed, and no longer growing".into(),
+            per_second: None,
+            full: Some(pool.estimate(context.profile, Value::InuseSpace, context.options.confidence)),
+            processes: rows.iter().map(|row| row.key.process).collect(),
+        }
     });
     full.collect()
 }
@@ -195,6 +207,7 @@ fn growing_of<'a>(context: &Context<'a>, groups: &[Group<'a>], suspect: &Suspect
         how_much,
         why: why + &holders,
         per_second: suspect.grown.map(|grown| grown.per_second),
+        full: None,
         processes: rows.map(|row| row.key.process).collect(),
     }
 }

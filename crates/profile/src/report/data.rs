@@ -202,18 +202,19 @@ fn of_stacks(context: &Context) -> Table {
 
 /// Nodes from top to bottom, each after its parent; `parent` is a row number, counted from 0.
 fn of_tree(context: &Context, tree: &Tree) -> Table {
-    let nodes: Vec<Node> = tree::build(context, tree);
+    let (nodes, functions) = tree::build(context, tree);
     let mut rows: Vec<Row> = Vec::new();
     let mut open: Vec<(usize, u64, Option<usize>)> =
         nodes[ROOT].children.iter().rev().map(|&child| (child, 0, None)).collect();
     while let Some((node, depth, parent)) = open.pop() {
         let number = rows.len();
-        let Node { name, pool, children, .. } = &nodes[node];
-        let keys = vec![json!(number), json!(parent), json!(depth), json!(name)];
-        rows.push(Row { keys, pool: pool.clone(), more: Vec::new() });
+        let Node { label, pool, children, .. } = &nodes[node];
+        let (function, short) = functions.0.get_index(*label).unzip();
+        let keys = vec![json!(number), json!(parent), json!(depth), json!(short)];
+        rows.push(Row { keys, pool: pool.clone(), more: function.map(of_function).into_iter().flatten().collect() });
         open.extend(children.iter().rev().map(|&child| (child, depth + 1, Some(number))));
     }
-    Table { keys: vec!["row", "parent", "depth", "function"], more: Vec::new(), rows }
+    Table { keys: vec!["row", "parent", "depth", "function"], more: OF_FUNCTIONS.into(), rows }
 }
 
 /// Columns of suspects after the figures.
@@ -363,11 +364,13 @@ mod tests {
             let all = all.iter().map(|row| (text(row, "function"), text(row, "full_name")));
             let mut all: Vec<_> = all.filter(|(_, full_name)| full_name.starts_with("grow(")).collect();
             all.sort();
+            all.dedup();
             all
         };
         let row = |full_name: &str| ("grow".to_owned(), full_name.to_owned());
         let by_function = ReportOptions { by: By::Function, ..ReportOptions::default() };
-        for options in [by_function, ReportOptions { suspects: true, ..ReportOptions::default() }] {
+        let tree = ReportOptions { tree: Some(Tree::Down), ..ReportOptions::default() };
+        for options in [by_function, tree, ReportOptions { suspects: true, ..ReportOptions::default() }] {
             assert_eq!(functions(&alone, &options), [row("grow(int)")]);
             assert_eq!(functions(&overloads, &options), [row("grow(int)"), row("grow(long)")]);
         }

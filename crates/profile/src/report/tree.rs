@@ -28,7 +28,7 @@ pub enum Tree {
 
 /// Lines of the section with at most `most` rows. If no stack belongs to the tree, they say so.
 pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String> {
-    let nodes = build(context, tree);
+    let (nodes, _) = build(context, tree);
     let lines = Lines::largest(context, &nodes, most);
     let title = match tree {
         Tree::Down => "Calls from the outermost down".to_owned(),
@@ -84,14 +84,15 @@ pub(super) const ROOT: usize = 0;
 #[derive(Default)]
 pub(super) struct Node {
     /// Number of its function or group.
-    label: usize,
+    pub(super) label: usize,
+    /// Name for display: no other call of the same function has it.
     pub(super) name: String,
     pub(super) pool: Pool,
     pub(super) children: Vec<usize>,
 }
 
-/// The nodes of the tree, each after its parent; the first is the root, which is not shown.
-pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
+/// The nodes of the tree, each after its parent, and their functions. The first node is the root, which is not shown.
+pub(super) fn build<'a>(context: &Context<'a>, tree: &Tree) -> (Vec<Node>, Named<'a>) {
     let profile = context.profile;
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, context.group_by);
@@ -154,7 +155,7 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
         children.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| nodes[*a].name.cmp(&nodes[*b].name)));
         nodes[index].children = children;
     }
-    nodes
+    (nodes, named)
 }
 
 /// The lines of the tree that are shown. A call shares a line with its only callee (or caller) if that has all of its

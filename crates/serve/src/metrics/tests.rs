@@ -304,7 +304,7 @@ fn what_was_held_at_exit_is_told_by_program_and_does_not_fall() {
 
 /// Suspects have series in the order in which they were found. What a client sees only in part is not shown to it.
 #[test]
-fn suspects_are_a_bounded_number_of_series() {
+fn growing_functions_are_a_bounded_number_of_series() {
     let profile = of(vec![process(1, "shop", 10), process(2, "other", 10)]);
     let growing = |function: &str, processes: &[usize]| Growing {
         program: "shop (1)".into(),
@@ -312,21 +312,26 @@ fn suspects_are_a_bounded_number_of_series() {
         function: FunctionKey { home: "shop.so".into(), ..FunctionKey::named(function.to_owned()) },
         how_much: String::new(),
         why: String::new(),
+        full: None,
         per_second: Some(Estimate { estimate: 41.0, low: Some(33.0), high: Some(50.0), ..Estimate::default() }),
         processes: processes.iter().copied().collect(),
     };
     let mut all = vec![growing("shop::audit", &[0]), growing("both", &[0, 1])];
     all.push(Growing { per_second: None, ..growing("unknown", &[0]) });
+    all.push(Growing { full: all[0].per_second, per_second: None, ..growing("cache", &[0]) });
     let mut metrics = Metrics::default();
     let mut text = |growing: &[Growing], visible: fn(&Process) -> bool| {
-        let suspects = suspected(&profile, growing, visible);
-        let serving = Serving { suspects, ..Serving::default() };
+        let suspects = growing_series(&profile, growing, visible, |it| it.per_second);
+        let full = growing_series(&profile, growing, visible, |it| it.full);
+        let serving = Serving { suspects, full, ..Serving::default() };
         metrics.write(&made(profile.clone(), vec![key(1, 0), key(2, 0)]), &[&Filter::default()], serving)
     };
     let labels = program_labels(&profile.processes[0]).replace('}', ",function=\"shop::audit\",module=\"shop.so\"}");
     let whole = text(&all, |_| true);
     for (end, expected) in [("", 41.0), ("_low", 33.0), ("_high", 50.0)] {
         let series = format!("heapbpf_suspect_growth{end}_bytes_per_second{labels}");
+        assert_eq!(value(&whole, &series), Some(expected), "{whole}");
+        let series = format!("heapbpf_full_inuse{end}_bytes{}", labels.replace("shop::audit", "cache"));
         assert_eq!(value(&whole, &series), Some(expected), "{whole}");
     }
     assert!(whole.contains("function=\"both\"") && !whole.contains("function=\"unknown\""), "{whole}");

@@ -87,7 +87,7 @@ impl ServerState {
         });
         // If it panicked, the last ones stay.
         let Ok((profile, growing, cpu)) = found.await else { return Duration::ZERO };
-        *self.suspects.lock().unwrap_or_else(PoisonError::into_inner) = Some((profile, growing));
+        *self.growing.lock().unwrap_or_else(PoisonError::into_inner) = Some((profile, growing));
         cpu
     }
 }
