@@ -111,3 +111,27 @@ pub fn tool_or_install(name: &str, package: &str) -> Option<PathBuf> {
     }
     tool(name)
 }
+
+/// A number among the kernel's settings (`/proc/sys`), raised. It is restored when dropped.
+pub struct Setting {
+    file: &'static str,
+    before: String,
+}
+
+impl Setting {
+    /// Raises a setting to at least this number; `None` if it cannot be changed here.
+    pub fn raise(file: &'static str, least: u64) -> Option<Self> {
+        let before = std::fs::read_to_string(file).ok()?;
+        let known: u64 = before.trim().parse().ok()?;
+        std::fs::write(file, known.max(least).to_string()).ok()?;
+        Some(Self { file, before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::write(self.file, self.before.trim()) {
+            eprintln!("{} stays raised: {error}", self.file);
+        }
+    }
+}

@@ -7,6 +7,7 @@ use std::path::Path;
 use procfs::process::{MemoryMap, Process};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
+use crate::checks::{self, Compare};
 use crate::output::{Profile, Stats};
 use crate::recorder::{Recorder, Recording};
 use crate::target::{PATIENCE, Target, file_of, mappings, of_process, processes, status_bytes};
@@ -211,4 +212,18 @@ pub fn limit_addresses(pid: u32, more_bytes: u64) {
     let most = Some(status_bytes(pid, "VmSize").expect("the target runs") + more_bytes);
     let limit = Rlimit { current: most, maximum: most };
     prlimit(Pid::from_raw(pid.cast_signed()), Resource::As, limit).expect("the target is ours");
+}
+
+/// Records a program with probes, because it must not get inline hooks for this reason.
+///
+/// # Panics
+/// If it gets inline hooks, for another reason none, or comes to harm.
+pub fn is_probed(mut target: Target, why: &str) {
+    let recording = recorder(target.pid(), Hook::Inline, 1).start();
+    assert!(!is_hooked(target.pid()), "{}", recording.said());
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert!(stats.hooks[0].not_inline.as_ref().is_some_and(|reason| reason.contains(why)), "{:?}", stats.hooks);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(target.end().success(), "it came to harm");
 }

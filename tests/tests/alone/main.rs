@@ -13,6 +13,7 @@ mod guardian;
 mod in_use_processes;
 mod inline_left;
 mod long;
+mod overcommit;
 mod privileges;
 mod python;
 mod systemd;

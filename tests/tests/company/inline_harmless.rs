@@ -6,7 +6,7 @@ use std::process::Command;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
-use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, mapped, recorder};
+use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, is_probed, limit_addresses, mapped, recorder};
 use heapbpf_tests::program::program;
 use heapbpf_tests::target::{Target, memory_bytes, until};
 use heapbpf_tests::torture::Limited;
@@ -49,17 +49,6 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
     for (target, why) in all {
         is_probed(target, why);
     }
-}
-
-/// Records a program with probes, because it must not get inline hooks for this reason.
-fn is_probed(mut target: Target, why: &str) {
-    let recording = recorder(target.pid(), Hook::Inline, 1).start();
-    assert!(!is_hooked(target.pid()), "{}", recording.said());
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    assert!(stats.hooks[0].not_inline.as_ref().is_some_and(|reason| reason.contains(why)), "{:?}", stats.hooks);
-    checks::sites(&profile, &truth, 1, Compare::All);
-    assert!(target.end().success(), "it came to harm");
 }
 
 /// Hook memory would count against these limits, too.

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
-use heapbpf_tests::environment::turn;
+use heapbpf_tests::environment::{Setting, turn};
 use heapbpf_tests::inline::{Hook, recorder};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
@@ -20,26 +20,6 @@ const MAX_MAP_COUNT: &str = "/proc/sys/vm/max_map_count";
 /// Whether this is the short round of the test suite.
 fn is_short() -> bool {
     lasting(0).is_zero()
-}
-
-/// The kernel's limit on mappings per process, raised. Restored when dropped.
-struct MapCount(String);
-
-impl MapCount {
-    fn raise(count: u64) -> Option<Self> {
-        let before = fs::read_to_string(MAX_MAP_COUNT).ok()?;
-        let known: u64 = before.trim().parse().ok()?;
-        fs::write(MAX_MAP_COUNT, known.max(count).to_string()).ok()?;
-        Some(Self(before))
-    }
-}
-
-impl Drop for MapCount {
-    fn drop(&mut self) {
-        if let Err(error) = fs::write(MAX_MAP_COUNT, self.0.trim()) {
-            eprintln!("{MAX_MAP_COUNT} stays raised: {error}");
-        }
-    }
 }
 
 /// Describes the cost. Checks that the memory is bounded.
@@ -83,7 +63,7 @@ fn of_mappings() {
     let count = if is_short() { 10_000 } else { 100_000 };
     let fault = format!("target with {count} executable mappings");
     // There is another mapping between any two of them.
-    let Some(_raised) = MapCount::raise(2 * count + 10_000) else {
+    let Some(_raised) = Setting::raise(MAX_MAP_COUNT, 2 * count + 10_000) else {
         return not_run(&fault, "probe", "vm.max_map_count cannot be raised here");
     };
     for hook in [Hook::Probe, Hook::Inline] {
