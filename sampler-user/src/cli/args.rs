@@ -186,7 +186,7 @@ pub struct DoctorArgs {
     /// Which processes; without any, the kernel alone.
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Measure again what probes cost on this machine (otherwise once per boot)
+    /// Measure what probes cost on this machine (otherwise, costs measured since the last boot are shown)
     #[arg(long)]
     pub measure: bool,
     /// Only remove inline hooks that a killed heapbpf left, from all processes or those named by --pid
