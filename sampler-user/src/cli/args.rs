@@ -130,7 +130,7 @@ pub struct PlanArgs {
     /// Cost that a sample adds on your machine, in nanoseconds
     #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
     pub sample_ns: Option<f64>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Colours
@@ -141,7 +141,7 @@ pub struct PlanArgs {
 /// Options of `heapbpf census`.
 #[derive(Debug, Args)]
 pub struct CensusArgs {
-    /// Processes
+    /// Processes to examine
     #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, allow_negative_numbers = true, required = true)]
     pub pids: Vec<u32>,
     /// Time limit for each process; memory that was not read by then is reported
@@ -195,7 +195,7 @@ pub struct DoctorArgs {
     /// Only forget which programs crashed under inline hooks, so that they get inline hooks again
     #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
     pub forget_crashes: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Another directory with debug information (besides /usr/lib/debug); may be repeated

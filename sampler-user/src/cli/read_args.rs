@@ -18,11 +18,11 @@ use super::values::{self, OutputFile, PlotArg, parse_confidence, parse_exposure,
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// Profile before
+    /// Earlier profile
     pub before: PathBuf,
-    /// Profile after
+    /// Later profile
     pub after: PathBuf,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Value to compare
@@ -100,9 +100,9 @@ pub struct ReportArgs {
     /// of it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<OutputFile>,
-    /// Format: text (tables), or a file format, which goes to standard output without -o; with -o only needed if the
-    /// file's extension does not determine it. --by, --tree, --callers and --suspects: csv, json; --tree and --callers
-    /// also svg, folded; --plot: svg, png
+    /// Format: text (tables) or a file format. Without -o, a file goes to standard output. With -o, this is only needed
+    /// if the file's extension does not determine the format. --by, --tree, --callers and --suspects can be csv and
+    /// json, --tree and --callers also svg and folded, --plot svg and png
     #[arg(long, value_name = "FORMAT", value_parser = values::report_formats())]
     pub format: Option<String>,
     /// Overwrite files named by -o

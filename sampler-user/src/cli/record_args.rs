@@ -190,7 +190,7 @@ pub struct LimitArgs {
     /// fewest samples is merged into `[other stacks]`
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=(1 << 26)), help_heading = "Limits")]
     pub stacks_max: u32,
-    /// Maximum time in probes and samples, as a share of the targets' CPU time: `2%`, `none`; default: 25 with --all,
+    /// Maximum time in probes and samples, as a share of the targets' CPU time: `2%`, `none`; default: 25% with --all,
     /// none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,
@@ -305,8 +305,8 @@ pub struct ServeArgs {
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that are not delivered yet in this directory, and with --listen the totals of 24 hours, across
-    /// restarts; default: in memory
+    /// Keep undelivered profiles in this directory across restarts, and with --listen also the totals of the last 24
+    /// hours; default: in memory
     #[arg(long, value_name = "DIR", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
     /// Maximum size of the spool for each destination; the oldest profiles are dropped first
