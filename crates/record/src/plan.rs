@@ -241,7 +241,7 @@ pub struct TriggerOptions {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Hook {
-    /// Inline where possible (x86-64), else with probes; usdt for a process without an allocator that either can count
+    /// Inline where possible (x86-64), else with probes; usdt if a process has no allocator that can be hooked
     #[default]
     Auto,
     /// With probes, which trap on every call; nothing is written into processes

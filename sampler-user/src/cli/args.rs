@@ -43,11 +43,11 @@ pub enum Command {
     Diff(DiffArgs),
     /// Add profiles of many runs or hosts, error bars included
     Merge(MergeArgs),
-    /// Show what each sampling interval would see of a program, and what it costs
+    /// Show what each sampling interval would see of a program, and what it would cost
     Plan(Box<PlanArgs>),
-    /// Count what processes have in use now, by type and size, also from before heapbpf was started
+    /// Count what processes have in use now, by type and size, including memory from before heapbpf started
     Census(CensusArgs),
-    /// Check what can be recorded on this machine and of these processes, and why not
+    /// Check what can be recorded on this machine and in these processes, and what cannot
     Doctor(DoctorArgs),
     /// Record a program with a leak, for a first look
     Demo(DemoArgs),
@@ -87,7 +87,7 @@ pub struct TopArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
-    /// Say more, after the screen is closed
+    /// Print more after the screen is closed
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Colours
@@ -106,7 +106,7 @@ pub struct PlanArgs {
     /// How long to record running processes
     #[arg(short, long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     pub duration: Duration,
-    /// Interval to compare intervals by size class with; they take as many samples
+    /// Single interval to compare intervals by size class with; both take the same number of samples
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval)]
     pub interval: Interval,
     /// Write the best intervals by size class to this file, for --criterion size-class -i @FILE
@@ -118,7 +118,7 @@ pub struct PlanArgs {
     /// Overwrite the files of --classes and --plot
     #[arg(long)]
     pub force: bool,
-    /// How calls are to be counted; not `usdt`
+    /// How calls will be counted; not `usdt`
     #[arg(long, value_enum, default_value_t)]
     pub hook: Hook,
     /// Cost of inline hooks on an allocation and its free on your machine, in nanoseconds
@@ -130,7 +130,7 @@ pub struct PlanArgs {
     /// Cost that a sample adds on your machine, in nanoseconds
     #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
     pub sample_ns: Option<f64>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Colours
@@ -141,10 +141,10 @@ pub struct PlanArgs {
 /// Options of `heapbpf census`.
 #[derive(Debug, Args)]
 pub struct CensusArgs {
-    /// Processes
+    /// Processes to examine
     #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, allow_negative_numbers = true, required = true)]
     pub pids: Vec<u32>,
-    /// Time limit for each process; what was not read by then is reported
+    /// Time limit for each process; memory that was not read by then is reported
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub limit: Duration,
     /// Maximum number of rows shown (json has all)
@@ -186,16 +186,16 @@ pub struct DoctorArgs {
     /// Which processes; without any, the kernel alone.
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Measure again what probes cost on this machine (otherwise once per boot)
+    /// Measure what probes cost on this machine (otherwise, costs measured since the last boot are shown)
     #[arg(long)]
     pub measure: bool,
     /// Only remove inline hooks that a killed heapbpf left, from all processes or those named by --pid
     #[arg(long, conflicts_with_all = ["measure", "json"])]
     pub clean: bool,
-    /// Only forget which programs crashed under inline hooks, so that they get them again
+    /// Only forget which programs crashed under inline hooks, so that they get inline hooks again
     #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
     pub forget_crashes: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Another directory with debug information (besides /usr/lib/debug); may be repeated

@@ -102,7 +102,7 @@ fn clean_processes(args: &DoctorArgs) -> anyhow::Result<u8> {
     let pids: &[u32] = if target.all { &[] } else { &target.pids };
     let mut cleaned = clean::clean(pids);
     if cleaned.lines.is_empty() {
-        cleaned.lines.push("nothing to remove: no inline hooks are left of a heapbpf that has ended".into());
+        cleaned.lines.push("nothing to remove: no ended heapbpf has left inline hooks".into());
     }
     print(&(cleaned.lines.join("\n") + "\n"))?;
     Ok(u8::from(cleaned.something_stays))

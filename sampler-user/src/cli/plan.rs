@@ -152,7 +152,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
     } else if sampling.criterion != Criterion::Bytes {
         "processes sample by bytes: leave --criterion out"
     } else if sampling.mmap {
-        "an allocator's own mappings cannot be told from others: leave --mmap out"
+        "an allocator's own mappings cannot be distinguished from others: leave --mmap out"
     } else if !args.target.allocators.is_empty() {
         "no allocator is hooked: leave --alloc out"
     } else if args.target.python_objects == PythonObjects::Always {

@@ -18,11 +18,11 @@ use super::values::{self, OutputFile, PlotArg, parse_confidence, parse_exposure,
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// Profile before
+    /// Earlier profile
     pub before: PathBuf,
-    /// Profile after
+    /// Later profile
     pub after: PathBuf,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Value to compare
@@ -31,8 +31,8 @@ pub struct DiffArgs {
     /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = values::groups())]
     pub group_by: Option<GroupBy>,
-    /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER, numbers of anything else such as
-    /// requests. Default: per second, or per recording if both recordings lasted until their processes ended
+    /// Compare allocations per `second`, per `recording`, or per unit of BEFORE:AFTER, two counts of something else, such
+    /// as requests. Default: per second, or per recording if both recordings lasted until their processes ended
     #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
     pub per: Option<Exposure>,
     /// Show stacks that grew, with their q-values, instead of functions
@@ -100,9 +100,9 @@ pub struct ReportArgs {
     /// of it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<OutputFile>,
-    /// Format: text (tables), or a file format, which goes to standard output without -o; with -o only needed if the
-    /// file's extension does not determine it. --by, --tree, --callers and --suspects: csv, json; --tree and --callers
-    /// also svg, folded; --plot: svg, png
+    /// Format: text (tables) or a file format. Without -o, a file goes to standard output. With -o, this is only needed
+    /// if the file's extension does not determine the format. --by, --tree, --callers and --suspects can be csv and
+    /// json, --tree and --callers also svg and folded, --plot svg and png
     #[arg(long, value_name = "FORMAT", value_parser = values::report_formats())]
     pub format: Option<String>,
     /// Overwrite files named by -o
@@ -111,11 +111,11 @@ pub struct ReportArgs {
     /// Show everything: the largest stacks, leak suspects, all processes, resident memory, all remarks
     #[arg(long)]
     pub details: bool,
-    /// What a row of the table stands for
+    /// What each row of the table stands for
     #[arg(long, value_name = "WHAT", value_parser = values::tables())]
     pub by: Option<By>,
-    /// Show leak suspects instead of the table: what grows, by bytes per second, and what lives far longer than is
-    /// usual for its stack
+    /// Show leak suspects instead of the table: what grows, by bytes per second, and what lives far longer than usual
+    /// for its stack
     #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
     pub suspects: bool,
     /// Show a tree of calls instead of the table, from the outermost functions down
@@ -124,7 +124,7 @@ pub struct ReportArgs {
     /// Show a tree of the callers of functions whose name, source file or module matches
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "tree"])]
     pub callers: Option<Regex>,
-    /// Show source lines of the functions with most bytes in use, from files in this directory
+    /// Show source lines of the functions with the most bytes in use, from files in this directory
     #[arg(long, value_name = "DIR", conflicts_with_all = ["by", "suspects", "tree", "callers", "plot", "details", "outputs", "format"])]
     pub source: Option<PathBuf>,
     /// Keep only stacks with a frame whose function, source file or module matches

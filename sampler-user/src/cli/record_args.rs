@@ -69,13 +69,13 @@ pub struct TargetArgs {
     /// Processes in the container with this ID (or the beginning of it), present and future
     #[arg(long, value_name = "ID", conflicts_with = "cgroup", help_heading = "Target")]
     pub container: Option<String>,
-    /// Also profile children of these processes, earlier and later ones, and what they execute (default)
+    /// Also profile the children of these processes, existing and future ones, and the programs they execute (default)
     #[arg(long, value_enum, value_name = "FROM", num_args = 0..=1, require_equals = true, default_missing_value = "entry", overrides_with = "no_follow", help_heading = "Target")]
     pub follow: Option<FollowArg>,
-    /// Leave children out (with --hook probe and at most eight --pid, other processes are then not slowed)
+    /// Do not profile children (with --hook probe and at most eight --pid, other processes are then not slowed)
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
-    /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
+    /// Hook another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
     /// repeated
     #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
     pub allocators: Vec<String>,
@@ -99,16 +99,16 @@ impl TargetArgs {
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
     /// Mean number of bytes between samples: `4096`, `64k`, `64KiB`, `1MB`. 1 samples every allocation, 0 only counts,
-    /// `auto` takes the smallest at which samples cost little
+    /// `auto` picks the smallest interval at which samples cost little
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
-    /// What is equally likely to be sampled; except with bytes, -i is a number of allocations
+    /// What is sampled with equal probability. Except with `bytes`, -i is a number of allocations
     #[arg(long, value_parser = values::criteria(), default_value = "bytes", help_heading = "Sampling")]
     pub criterion: Criterion,
     /// Count allocations only: no probe on free, no in-use figures, half the cost
     #[arg(long, help_heading = "Sampling")]
     pub no_live: bool,
-    /// Also record what programs map without an allocator: mmap, munmap, mremap, brk
+    /// Also record memory that programs map without an allocator: mmap, munmap, mremap, brk
     #[arg(long, help_heading = "Sampling")]
     pub mmap: bool,
     /// Adjust allocations so that their totals are the exact counts (error bars stay those of the raw estimates)
@@ -190,7 +190,7 @@ pub struct LimitArgs {
     /// fewest samples is merged into `[other stacks]`
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=(1 << 26)), help_heading = "Limits")]
     pub stacks_max: u32,
-    /// Maximum time in probes and samples, as a share of the targets' CPU time: `2%`, `none`; default: 25 with --all,
+    /// Maximum time in probes and samples, as a share of the targets' CPU time: `2%`, `none`; default: 25% with --all,
     /// none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,
@@ -209,10 +209,10 @@ pub struct LimitArgs {
 /// What is shown on the terminal.
 #[derive(Debug, Args)]
 pub struct DisplayArgs {
-    /// Say less: no closing table, no status line
+    /// Print less: no closing table, no status line
     #[arg(short, long)]
     pub quiet: bool,
-    /// Say more
+    /// Print more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// No status line
@@ -305,8 +305,8 @@ pub struct ServeArgs {
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that are not delivered yet in this directory, and with --listen the totals of 24 hours, across
-    /// restarts; default: in memory
+    /// Keep undelivered profiles in this directory across restarts, and with --listen also the totals of the last 24
+    /// hours; default: in memory
     #[arg(long, value_name = "DIR", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
     /// Maximum size of the spool for each destination; the oldest profiles are dropped first

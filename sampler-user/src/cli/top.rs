@@ -43,7 +43,7 @@ fn check_terminal() -> Result<(), PlanError> {
     if is_terminal && !is_dumb {
         return Ok(());
     }
-    let why = if is_terminal { "TERM is dumb" } else { "standard input and output are not one" };
+    let why = if is_terminal { "TERM is dumb" } else { "standard input or output is not one" };
     Err(PlanError::Usage(format!(
         "top needs a terminal, but {why}: for files or a pipe, record with --every 10s -o heap.json and read the snapshots \
          with heapbpf report"

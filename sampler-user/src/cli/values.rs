@@ -232,7 +232,7 @@ pub enum YesNoArg {
 pub enum FollowArg {
     /// From their entry point, or as soon as possible
     Entry,
-    /// From their first call, by probes that serve every process, so that others pay, too
+    /// From their first call, by probes that also slow other processes
     Exec,
 }
 
@@ -268,7 +268,7 @@ pub fn criteria() -> impl TypedValueParser<Value = Criterion> {
     one_of([
         ("bytes", "Each byte: shows where memory goes", Criterion::Bytes),
         ("allocations", "Each allocation: shows which code is most active", Criterion::Allocations),
-        ("size-class", "Each size class, or according to given intervals (-i @plan.json)", Criterion::SizeClass),
+        ("size-class", "Each size class, or by given intervals (-i @plan.json)", Criterion::SizeClass),
     ])
 }
 
