@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use crate::arena::HEAP;
-use crate::pages::Pages;
+use crate::pages::{Pages, word};
+use crate::pools;
 use crate::tally::Tally;
 use crate::types::{TYPE_WORDS, Types, words_of};
 use crate::walk::{BITS, HEADER, MAPPED};
@@ -36,7 +37,7 @@ pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Optio
     // Blocks from the start of each mapping.
     let mut found = Vec::new();
     for range in &ranges {
-        blocks(pages, range.start, range, most, &mut found);
+        blocks(pages, range, most, &mut found);
     }
     // Other blocks follow other memory.
     let mut left = MOST_LOOKED_AT;
@@ -59,32 +60,43 @@ pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Optio
     heap.mapped = found;
 }
 
-/// Adds adjacent blocks from an address on. Returns where they end.
-fn blocks(pages: &mut Pages, start: u64, range: &Range<u64>, most: usize, found: &mut Vec<Range<u64>>) -> u64 {
-    let mut at = start;
+/// Adds adjacent blocks from the start of a mapping.
+fn blocks(pages: &mut Pages, range: &Range<u64>, most: usize, found: &mut Vec<Range<u64>>) {
+    let mut at = range.start;
     while at < range.end && found.len() < most {
-        let Some(block) = block(pages, at, range) else { break };
+        let Some(block) = header(pages, at).and_then(|header| block(pages, &header, at, range)) else { break };
         at = block.end;
         found.push(block);
     }
-    at
 }
 
-fn block(pages: &mut Pages, at: u64, range: &Range<u64>) -> Option<Range<u64>> {
-    let [before, head] = pages.words::<2>(at)?;
+/// Reads what is at the start of a page: the header of a block, or that of a pool.
+fn header(pages: &mut Pages, at: u64) -> Option<[u8; pools::HEADER]> {
+    let mut header = [0; pools::HEADER];
+    pages.read(at, &mut header).then_some(header)
+}
+
+fn block(pages: &Pages, header: &[u8], at: u64, range: &Range<u64>) -> Option<Range<u64>> {
+    let (before, head) = (word(header, 0), word(header, 8));
     let size = head & !BITS;
     let is_one = before == 0 && head & BITS == MAPPED && size > 0 && size.is_multiple_of(pages.page_bytes);
     let end = at.checked_add(size).filter(|end| is_one && *end <= range.end)?;
     Some(at..end)
 }
 
-/// Searches each page of a mapping for further blocks.
+/// Searches each page of a mapping for further blocks, except those of Python's pools.
 fn search(pages: &mut Pages, range: &Range<u64>, most: usize, left: &mut u64, found: &mut Vec<Range<u64>>) {
     let known: Vec<Range<u64>> = found.iter().filter(|block| range.contains(&block.start)).cloned().collect();
     let mut at = known.last().map_or(range.start, |last| last.end);
     while at < range.end && found.len() < most && *left > 0 {
         *left -= 1;
-        let end = blocks(pages, at, range, most, found);
-        at = if end > at { end } else { at.saturating_add(pages.page_bytes) };
+        let header = header(pages, at);
+        let block = header.and_then(|header| block(pages, &header, at, range));
+        let end = match &block {
+            Some(block) => block.end,
+            None => header.and_then(|header| pools::end(&header, at)).unwrap_or(at.saturating_add(pages.page_bytes)),
+        };
+        found.extend(block);
+        at = end;
     }
 }

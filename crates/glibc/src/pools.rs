@@ -11,8 +11,9 @@ use crate::tally::Tally;
 use crate::types::{Types, words_of};
 use crate::walk::Blocks;
 
-/// Size of a pool's header, smallest block, number of sizes, and pool sizes (before 3.10, and since).
-const HEADER: usize = 48;
+/// Size of a pool's header.
+pub(crate) const HEADER: usize = 48;
+/// Smallest block, number of sizes, and pool sizes (before 3.10, and since).
 const STEP: usize = 16;
 const SIZES: usize = 32;
 const POOLS: [usize; 2] = [4 << 10, 16 << 10];
@@ -109,6 +110,11 @@ impl Pool {
         }
         (next == 0).then_some(free)
     }
+}
+
+/// Returns where the pool with this header ends, if it is one.
+pub(crate) fn end(header: &[u8], at: u64) -> Option<u64> {
+    Pool::parse(header, at).map(|pool| at.saturating_add(pool.bytes as u64))
 }
 
 /// Finds Python's arenas. `bases`: the addresses of glibc's arenas; `large`: its large blocks. `None` if there is too

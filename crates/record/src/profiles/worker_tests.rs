@@ -1,6 +1,8 @@
 //! Tests of exited processes in profiles, and of the profile worker.
 
 use std::collections::HashSet;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
@@ -478,12 +480,14 @@ fn one_cleanup_waits_while_names_are_found() {
 /// The last profile waits for the removal of hooks before it measures memory, so it finds what was mapped until then.
 #[test]
 fn memory_of_the_last_profile_is_measured_after_the_hooks_were_removed() {
-    // Much more than other tests in this process give back meanwhile.
-    const BYTES: u64 = 512 << 20;
-    let pid = std::process::id();
-    let start_ns = heapbpf_host::process::Stat::read(pid).expect("our own state").start_ns;
+    const BYTES: u64 = 64 << 20;
+    // A process that keeps what it reads.
+    let mut keeping = Command::new("tail").args(["-c", "1G"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let keeping = keeping.as_mut().expect("every machine has it");
+    let (pid, mut fed) = (keeping.id(), keeping.stdin.take().expect("a pipe"));
+    let start_ns = heapbpf_host::process::Stat::read(pid).expect("it waits").start_ns;
     let key = ProcessKey { start_ns, tgid: pid, exec_id: 0 };
-    let before = heapbpf_host::resident::rough(pid).expect("our own memory").total_bytes();
+    let before = heapbpf_host::resident::rough(pid).expect("its memory").total_bytes();
     let (hooked, unhooked) = channel();
     let measured = Measured { process: 0, key, blocks: Vec::new(), share: 1.0, at_attach: AtAttach::default() };
     let last = move || {
@@ -491,12 +495,13 @@ fn memory_of_the_last_profile_is_measured_after_the_hooks_were_removed() {
         let made = worker().make(Snapshot { unhooked: Some(unhooked), measured: vec![measured], ..last });
         made.profile.processes[0].resident.expect("measured").total_bytes()
     };
-    let (resident, kept) = std::thread::scope(|scope| {
+    let resident = std::thread::scope(|scope| {
         let made = scope.spawn(last);
-        let kept = vec![1_u8; BYTES as usize];
+        fed.write_all(&vec![1; BYTES as usize]).expect("it reads");
         drop(hooked);
-        (made.join().expect("made"), kept)
+        made.join().expect("made")
     });
     assert!(resident >= before + BYTES / 2, "{resident} bytes, {before} before");
-    drop(kept);
+    drop(fed);
+    assert!(keeping.wait().expect("our child").success());
 }
