@@ -8,7 +8,7 @@ use common::{Functions, Hooked, Options, events, libc_path, record, turn};
 use heapbpf_inline::abi::CODE;
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::{DrawConstants, draw};
-use sampler_ebpf::{rng, sampler};
+use sampler_ebpf::{countdown, rng};
 
 type Draw = unsafe extern "C" fn(u64, *const DrawConstants) -> u64;
 
@@ -56,7 +56,7 @@ fn predicted(seed: u64, interval: u64, sizes: &[u64]) -> Vec<Sample> {
     let mut state = rng::seed(seed, 0);
     let mut remaining = draw(rng::next(&mut state), &constants);
     for (call, size) in (1..).zip(sizes) {
-        if let Some(offset) = sampler::step(&mut remaining, (*size).max(1)) {
+        if let Some(offset) = countdown::step(&mut remaining, (*size).max(1)) {
             expected.push((call, *size, offset, interval));
             remaining = draw(rng::next(&mut state), &constants);
         }

@@ -6,10 +6,10 @@
 pub mod abi;
 mod bits;
 pub mod constants;
+pub mod countdown;
 pub mod filter;
 pub mod geometric;
 pub mod glob;
 pub mod rng;
-pub mod sampler;
 pub mod trials;
 pub mod x86_condition;

@@ -60,7 +60,7 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
         Some(Command::Report(args)) => cli::report::run(args),
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
-        Some(Command::Plan(args)) => cli::preview::run(args),
+        Some(Command::Plan(args)) => cli::plan_command::run(args),
         Some(Command::Census(args)) => cli::census::run(args),
         Some(Command::Doctor(args)) => cli::doctor::run(args),
         Some(Command::Demo(args)) => demo(args),

@@ -2,7 +2,8 @@
 
 import { figure, hash, percent, shown } from "./format.ts";
 import { element } from "./dom.ts";
-import { faded, GREY, growthColour, hsl, originColour, Rows, type Colour } from "./pixels.ts";
+import { BOX_TEXT, bracketColour, faded, FOUND, GREY, groupColour, growthColour, MISSING, originColour, type Colour } from "./colours.ts";
+import { Rows } from "./pixels.ts";
 import { FIRST_GROUP, INCOMPLETE, type Tree } from "./tree.ts";
 
 const ROW = 19;
@@ -10,7 +11,6 @@ const ROW = 19;
 const LEAST = 0.5;
 /** Narrowest box with a text, in pixels. */
 const LEAST_TEXT = 28;
-const FOUND = hsl(306, 70, 70);
 
 export interface Shown {
   tree: Tree;
@@ -207,7 +207,7 @@ export class FlameGraph {
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.direction = "ltr";
-    pen.fillStyle = "#14181c";
+    pen.fillStyle = BOX_TEXT;
     for (const i of texts) {
       const label = it.tree.label[nodes[i]], text = titled(pen, this.text(label), widths[i] - 8, this.letters);
       if (!text) continue;
@@ -239,9 +239,9 @@ export class FlameGraph {
     let colour = this.colours.get(label);
     if (colour === undefined) {
       const h = (hash(it.tree.name(label)) % 1000) / 1000;
-      if (label <= FIRST_GROUP) colour = hsl(45 + h * 10, 60, 74 + h * 6);
-      else if (label < 0) colour = label === INCOMPLETE ? hsl(30, 30, 72) : GREY;
-      else if (it.tree.name(label).startsWith("[")) colour = hsl(30, 20 + h * 15, 68 + h * 8);
+      if (label <= FIRST_GROUP) colour = groupColour(h);
+      else if (label < 0) colour = label === INCOMPLETE ? MISSING : GREY;
+      else if (it.tree.name(label).startsWith("[")) colour = bracketColour(h);
       else colour = originColour(it.tree.origin(label), h);
       this.colours.set(label, colour);
     }

@@ -1,6 +1,6 @@
 // The data of a page as it arrives, and as the page uses it.
 
-import type { Origin } from "./pixels.ts";
+import type { Origin } from "./colours.ts";
 
 export interface Figure { estimate: number | null; low: number | null; high: number | null; exact?: number }
 export interface ValueInfo { name: string; title: string; unit: string }

@@ -1,8 +1,8 @@
 // Call trees. Every node comes after its parent.
 
+import type { Origin } from "./colours.ts";
 import { hash } from "./format.ts";
 import type { Sheet } from "./model.ts";
-import type { Origin } from "./pixels.ts";
 
 /** Labels below 0 are not functions. */
 export const ROOT = -1, INCOMPLETE = -2, FIRST_GROUP = -3;

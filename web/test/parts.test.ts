@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
+import { faded, GREY, growthColour, hsl, originColour, PLAIN } from "../src/colours.ts";
 import { qText } from "../src/details.ts";
 import { Boxes } from "../src/doc.ts";
 import { csv, folded } from "../src/export.ts";
@@ -9,7 +10,7 @@ import { axisTime, bytes, figure, interval, intervalTitle, pattern, percent, sec
 import { History, nearest, plotted } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type FrameView, type HistoryData, type KeptData, type PageData } from "../src/model.ts";
-import { faded, GREY, growthColour, hsl, originColour, PLAIN, Rows } from "../src/pixels.ts";
+import { Rows } from "../src/pixels.ts";
 import { ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { counted, lost } from "../src/summary.ts";

@@ -16,17 +16,11 @@ use super::report::chain::KnownOrigins;
 use super::units;
 use super::value::Value;
 use heapbpf_statistics::estimate::Estimate;
-use heapbpf_statistics::growth::q_values;
 
 pub use csv::csv;
-use judge::Side;
+use judge::{FALSE_DISCOVERY_RATE, Side, correct};
 pub use stacks::DiffFrame;
 use stacks::Title;
-
-/// The false discovery rate: the largest expected share of false positives among stacks reported as significant.
-const FALSE_DISCOVERY_RATE: f64 = 0.05;
-/// [`Verdict::Maybe`] allows this multiple of the false discovery rate.
-const MAYBE: f64 = 5.0;
 
 /// How to compare two profiles.
 #[derive(Clone, Debug)]
@@ -312,26 +306,6 @@ pub fn changes(
 
 fn judgeable(before: &Profile, after: &Profile) -> bool {
     before.errors_known() && after.errors_known()
-}
-
-/// Computes the q-values for the changes that have a p-value, in a family of at least `tests` tests.
-fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize) {
-    let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
-    let corrected = |p: fn(&Change) -> Option<f64>| {
-        let mut p_values: Vec<f64> = judged.iter().filter_map(|change| p(change)).collect();
-        p_values.resize(tests.max(judged.len()), 1.0);
-        q_values(&p_values)
-    };
-    let (growth, either) = (corrected(|change| change.p_value), corrected(|change| change.p_two_sided));
-    for (change, (q, q_either)) in judged.into_iter().zip(growth.into_iter().zip(either)) {
-        change.q_value = Some(q);
-        change.significant = q <= FALSE_DISCOVERY_RATE;
-        change.verdict = Some(match q_either {
-            q if q <= FALSE_DISCOVERY_RATE => Verdict::Sure,
-            q if q <= MAYBE * FALSE_DISCOVERY_RATE => Verdict::Maybe,
-            _ => Verdict::Chance,
-        });
-    }
 }
 
 fn exposures(before: &Profile, after: &Profile, exposure: Exposure) -> (f64, f64) {

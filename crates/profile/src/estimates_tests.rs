@@ -2,8 +2,8 @@ use super::*;
 use crate::model::RowKey;
 use crate::testing;
 use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::countdown::step;
 use sampler_ebpf::geometric;
-use sampler_ebpf::sampler::step;
 
 #[test]
 fn a_format_that_tells_of_no_process_has_no_exact_count() {

@@ -1,6 +1,6 @@
 //! Seeded simulations of interval coverage when records are lost.
 
-use sampler_ebpf::{geometric, rng, sampler::step};
+use sampler_ebpf::{countdown::step, geometric, rng};
 
 use super::*;
 use crate::estimates::Pool;

@@ -11,6 +11,7 @@ mod figures_of_stacks;
 mod functions;
 mod glibc;
 mod hooking;
+mod next_step;
 mod processes;
 mod remarks;
 mod resident;

@@ -32,4 +32,4 @@ pub use attaching::command::NotStarted;
 pub use attaching::start::Misdescribed;
 pub use profiles::overflow_bucket::{Code, is_uncounted};
 pub use profiles::{recent, requests};
-pub use session::active::ActiveRecording;
+pub use session::main_loop::ActiveRecording;

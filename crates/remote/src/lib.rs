@@ -78,6 +78,6 @@ pub use work::{Hooked, Mapped, Stopped, Word};
 #[cfg(target_arch = "x86_64")]
 pub use {
     entry::{Exec, NotHeld, Waiting},
-    run::STOP_LIMIT,
+    stop::STOP_LIMIT,
     target::Target,
 };

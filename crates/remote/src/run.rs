@@ -18,8 +18,6 @@ use crate::sys;
 use crate::target::{Target, check_files};
 use crate::work::{FileId, Hooked, Mapped, Outcome, Planned, Stopped, Word, Work};
 
-/// Maximum time that a process should be stopped.
-pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to give up on a kernel request that does not return: another process may handle the target's page faults.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How often to reap threads that ended while they were being stopped.

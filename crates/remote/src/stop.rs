@@ -16,6 +16,8 @@ use crate::status::{Status, is_io_worker};
 use crate::sys::{self, Registers, Report};
 use crate::target::traced_by;
 
+/// Maximum time that a process should be stopped.
+pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to start checking whether threads still exist.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How long to wait for threads that did not stop in time.

@@ -133,7 +133,7 @@ pub fn largest_draw(smallest: f64, interval: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::sums::SampleSums;
-    use sampler_ebpf::{geometric::draw, rng, sampler::step};
+    use sampler_ebpf::{countdown::step, geometric::draw, rng};
 
     /// Seeded: all estimators on the same samples. Horvitz–Thompson, the completed count of successes and offsets are
     /// unbiased (within 5 standard errors of 3,000 runs); min(1, size/R) is not.

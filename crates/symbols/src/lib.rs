@@ -8,6 +8,7 @@
 // These macros panic if their reader has closed the pipe.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
+mod bounded_names;
 pub mod by_build_id;
 pub mod debug_files;
 pub mod debuginfod;
@@ -27,7 +28,6 @@ pub mod perf_map;
 pub mod progress;
 pub mod reasons;
 pub mod runtime_functions;
-mod shortened;
 pub mod sparse_copy;
 pub mod symbolizer;
 

@@ -16,10 +16,10 @@ use heapbpf_elf::debug_link::{self, AltLink};
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_unwind::image::Image;
 
+use super::bounded_names::shortened;
 use super::debug_files::{self, DebugFile, Root};
 use super::debuginfod::Debuginfod;
 use super::nesting::is_too_deep;
-use super::shortened::shortened;
 use super::sparse_copy::debug_bytes;
 use super::symbolizer::longest;
 

@@ -17,6 +17,7 @@ use heapbpf_profile::model::Frame;
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
+use super::bounded_names::shortened;
 use super::debug_files::{self, DebugFile, Root};
 use super::demangle::is_mapping_symbol;
 use super::linked_dwarf::{Limits, LinkedDwarf, Places, entries};
@@ -25,7 +26,6 @@ use super::options::Options;
 use super::packages::KnownOwners;
 use super::progress::Progress;
 use super::reasons::{self, Stripped};
-use super::shortened::shortened;
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 
 /// Bytes of debug information in a batch after which the heap is trimmed.
@@ -547,7 +547,7 @@ fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)
 
 #[cfg(test)]
 mod tests {
-    use super::super::shortened::MOST_BYTES;
+    use super::super::bounded_names::MOST_BYTES;
     use super::*;
 
     /// A symbol table may hold one name as long as itself, and many names that are its ends.

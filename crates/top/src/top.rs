@@ -1,6 +1,6 @@
 //! The state of the screen, and how profiles change it.
 
-mod steering;
+mod on_key;
 
 use std::collections::HashMap;
 use std::sync::Arc;

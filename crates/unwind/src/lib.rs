@@ -9,7 +9,7 @@
 //! | [`image::ModuleFiles`] | bytes and names of the mapped files |
 //! | [`runtime::RuntimeCode`] | the frames of code that a language runtime made, if it is known |
 //!
-//! [`dwarf::Unwinder`] walks by call frame information, and by frame pointers where there is none. [`frame_pointer`]
+//! [`dwarf::Unwinder`] walks by call frame information, and by frame pointers where there is none. [`kernel_walk`]
 //! converts the result of the kernel's own walk. Both produce a [`raw::RawStack`]: addresses with their module and file
 //! offset, to be symbolized later. Files and stacks are hostile input: all work and memory is bounded, and nothing in
 //! them makes a walk panic.
@@ -77,10 +77,10 @@ mod arch;
 mod cache;
 pub mod cfi;
 pub mod dwarf;
-pub mod frame_pointer;
 #[cfg(test)]
 mod fuzzed;
 pub mod image;
+pub mod kernel_walk;
 pub mod mapping;
 pub mod memory;
 pub mod raw;

@@ -29,6 +29,8 @@ mod process;
 mod target;
 
 // Operations on a thread's state, the rings and the live map.
+mod admission;
+mod countdown;
 mod live;
 mod nesting;
 mod outer_frames;
@@ -38,7 +40,6 @@ mod python;
 mod python_code;
 mod stack;
 mod stack_record;
-mod state;
 mod steps;
 
 // The programs.

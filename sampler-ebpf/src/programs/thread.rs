@@ -174,19 +174,6 @@ impl ThreadState {
         self.outer_sp | u64::from(self.pending) == 0
     }
 
-    /// Counts an allocation call if none of its trials succeeds. `false` means that one does, and that nothing was
-    /// counted.
-    #[inline(always)]
-    pub fn count_unsampled(&mut self, trials: u64, size: u64) -> bool {
-        if trials >= self.remaining {
-            return false;
-        }
-        self.remaining -= trials;
-        self.unsampled += 1;
-        self.unsampled_bytes += size;
-        true
-    }
-
     /// Copies all counters of the thread, which may be running. (A value of this size must not be copied twice: it
     /// takes half of a program's stack.)
     #[inline(always)]

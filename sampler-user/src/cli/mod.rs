@@ -15,7 +15,7 @@ pub mod manual;
 pub mod pictures;
 pub mod pipelines;
 pub mod plan;
-pub mod preview;
+pub mod plan_command;
 pub mod profiles;
 pub mod read_args;
 pub mod record_args;

@@ -2,7 +2,7 @@
 //! recording in this process or from a running service.
 
 mod feed;
-mod keys;
+mod key_decoder;
 mod live;
 mod output;
 mod remote;

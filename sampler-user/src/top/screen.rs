@@ -13,7 +13,7 @@ use heapbpf_top::{Action, Options, Status, Theme, Top};
 
 use super::Look;
 use super::feed::{Feed, News};
-use super::keys::Keys;
+use super::key_decoder::KeyDecoder;
 use super::terminal::{Frames, Input, Terminal};
 
 /// Interval between checks of the terminal's size.
@@ -33,7 +33,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
     let mut size = frames.size()?;
     let mut changed = true;
-    let (mut keys, mut typed) = (Keys::default(), [0; 256]);
+    let (mut keys, mut typed) = (KeyDecoder::default(), [0; 256]);
     let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();

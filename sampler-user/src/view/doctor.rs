@@ -284,7 +284,7 @@ fn names(process: &ProcessAudit) -> String {
 #[cfg(test)]
 mod tests {
     use heapbpf_audit::{AttachEntry, LinkKind, ProbeKind};
-    use heapbpf_record::cost::budget::ProbeCosts;
+    use heapbpf_record::cost::probe_costs::ProbeCosts;
 
     use super::*;
     use crate::doctor::{KernelAudit, ModuleAudit};

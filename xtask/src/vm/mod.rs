@@ -1,8 +1,8 @@
 //! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/alone/long/kernels.rs` on other kernels, in an emulator,
 //! and compares their results with the tables of docs/kernels.md and instructions.md.
 
-mod archive;
 mod image;
+mod kernels;
 mod table;
 
 use std::fs;
@@ -78,7 +78,7 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     let mut wrong = Vec::new();
     for version in &kernels {
         let begun = Instant::now();
-        let kernel = match archive::kernel(context, version) {
+        let kernel = match kernels::kernel(context, version) {
             Err(error) if selection.skip_unavailable => {
                 say!("skipped: Linux {version} cannot be fetched: {error:#}");
                 continue;

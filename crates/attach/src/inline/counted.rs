@@ -20,7 +20,7 @@ use self::process::{Process, bases};
 use super::control::SetBound;
 use super::crashes::Ours;
 use super::figures::{self, KernelSampled};
-use super::refused::Refused;
+use super::may_be_hooked::Refused;
 use super::removal::{leads_to_ours, take_out_at};
 use crate::closing::Closing;
 use crate::files::FileKey;

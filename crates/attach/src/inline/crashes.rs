@@ -10,7 +10,7 @@ use heapbpf_host::open::UnservedFiles;
 use heapbpf_inline::fault::{Layout, Place, SIGBUS, SIGILL, SIGSEGV, SIGTRAP};
 use sampler_ebpf::abi::CrashRecord;
 
-use super::refused::Refused;
+use super::may_be_hooked::Refused;
 use crate::files::FileKey;
 
 /// Maximum number of programs to remember. The oldest are dropped.

@@ -11,7 +11,7 @@ use globset::{Glob, GlobMatcher};
 use heapbpf_host::process::all_pids;
 use heapbpf_profile::report::text::clip;
 
-use super::refused::Refused;
+use super::may_be_hooked::Refused;
 
 /// The file with the rules. If it does not exist, there are no rules.
 pub const PATH: &str = "/etc/heapbpf.conf";

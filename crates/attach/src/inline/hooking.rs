@@ -18,8 +18,8 @@ use sampler_ebpf::abi::{ProcessKey, Site};
 
 use super::attempts::Attempts;
 use super::counted::{Linked, list};
+use super::may_be_hooked::Refused;
 use super::preparation::{Answer, Order, Outcome, Prepared};
-use super::refused::Refused;
 use super::waits::Waits;
 use super::{HookRequest, InlineHooks, Service, forbidden, limits, memory, objects, removal, write_changes};
 use crate::files::FileKey;

@@ -9,7 +9,7 @@ use heapbpf_remote::{Busy, Error, FoundBlob, Refusal, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
-use super::refused::Refused;
+use super::may_be_hooked::Refused;
 use super::{limits, objects};
 use crate::stop_limit;
 

@@ -1,15 +1,19 @@
-//! The change of one stack, with its interval and p-value.
+//! The change of one stack, with its interval and p-value; and the verdict on all of them: which are significant.
 
-use super::{Change, DiffOptions, Direction};
+use super::{Change, DiffOptions, Direction, Verdict};
 use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::loss_bounds::{Kind, LossBounds};
 use crate::model::{Criterion, LossBound, Profile};
 use crate::value::Value;
 use heapbpf_statistics::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
-use heapbpf_statistics::growth::{Observed, p_from_intervals, p_no_growth};
+use heapbpf_statistics::growth::{Observed, p_from_intervals, p_no_growth, q_values};
 use heapbpf_statistics::interval::{self, Interval, Sampled};
 use heapbpf_statistics::sums::SampleSums;
 
+/// The false discovery rate: the largest expected share of false positives among stacks reported as significant.
+pub(super) const FALSE_DISCOVERY_RATE: f64 = 0.05;
+/// [`Verdict::Maybe`] allows this multiple of the false discovery rate.
+const MAYBE: f64 = 5.0;
 /// Reason why a change between profiles with different criteria has no p-value.
 const DIFFERENT_CRITERIA: &str = "the profiles were sampled by different criteria";
 
@@ -71,6 +75,26 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
         p_two_sided: p_two_sided.ok(),
         verdict: None,
         reason: p_value.err(),
+    }
+}
+
+/// Computes the q-values for the changes that have a p-value, in a family of at least `tests` tests.
+pub(super) fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize) {
+    let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
+    let corrected = |p: fn(&Change) -> Option<f64>| {
+        let mut p_values: Vec<f64> = judged.iter().filter_map(|change| p(change)).collect();
+        p_values.resize(tests.max(judged.len()), 1.0);
+        q_values(&p_values)
+    };
+    let (growth, either) = (corrected(|change| change.p_value), corrected(|change| change.p_two_sided));
+    for (change, (q, q_either)) in judged.into_iter().zip(growth.into_iter().zip(either)) {
+        change.q_value = Some(q);
+        change.significant = q <= FALSE_DISCOVERY_RATE;
+        change.verdict = Some(match q_either {
+            q if q <= FALSE_DISCOVERY_RATE => Verdict::Sure,
+            q if q <= MAYBE * FALSE_DISCOVERY_RATE => Verdict::Maybe,
+            _ => Verdict::Chance,
+        });
     }
 }
 

@@ -346,7 +346,7 @@ fn what_losses_explain_is_no_growth() {
 #[test]
 fn losses_before_do_not_make_growth_significant() {
     use heapbpf_statistics::sums::SampleSums;
-    use sampler_ebpf::{geometric, rng, sampler::step};
+    use sampler_ebpf::{countdown::step, geometric, rng};
     const INTERVAL: u64 = 4_096;
     const PAIRS: u32 = 600;
     let constants = sampler_ebpf::constants::draw_constants(INTERVAL).expect("in range");

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 
 use super::figures::FigureTable;
 use super::stacks::{Group, groups};
-use super::{Context, answer, plural, processes, remarks, resident};
+use super::{Context, answer, next_step, plural, processes, remarks, resident};
 use crate::estimates::Pool;
 use crate::intern::NO_STACK;
 use crate::naming::{FunctionKey, base_name, told_apart};
@@ -159,7 +159,7 @@ fn fitting_remarks(context: &Context, free: usize) -> Vec<String> {
     }
     let more = all.len() - shown + left_out;
     if more > 0 {
-        let file = answer::readable_file(context);
+        let file = next_step::readable_file(context);
         let how = format!("  … and {} (heapbpf report --details {file})", plural(more as u64, "more remark"));
         lines.push(context.paint(Style::Dim, &clip(&how, context.width)));
     }

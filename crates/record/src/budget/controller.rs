@@ -4,9 +4,10 @@
 use heapbpf_profile::units;
 use sampler_ebpf::abi::Counters;
 
+use super::decision::{Tracking, Use, automatic_interval, cheap_samples, cheaper, decide, would_take};
 use super::inline_advice::InlineAdvice;
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, cheap_samples, cheaper, decide, would_take};
 use crate::cost::measure::Measured;
+use crate::cost::probe_costs::ProbeCosts;
 use crate::intake::counters::exact_bytes;
 use crate::plan::SamplingPlan;
 

@@ -2,8 +2,9 @@
 
 use heapbpf_profile::units;
 
-use crate::cost::budget::{ProbeCosts, Use, share_with};
+use super::decision::{Use, share_with};
 use crate::cost::measure::Measured;
+use crate::cost::probe_costs::ProbeCosts;
 use crate::plan::RecordPlan;
 
 /// Inline hooks in place of probes.

@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod controller;
+pub mod decision;
 pub mod inline_advice;
 pub mod slowed;
 pub mod spent;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use heapbpf_profile::units;
 use sampler_ebpf::abi::ProcessKey;
 
-use crate::cost::budget::{ProbeCosts, Tracking, Use, cheap_samples, cheaper, would_take};
+use super::decision::{Tracking, Use, cheap_samples, cheaper, would_take};
+use crate::cost::probe_costs::ProbeCosts;
 
 /// Share of a target's CPU time above which its probes are reported.
 const WORTH_A_WORD: f64 = 0.2;

@@ -3,7 +3,8 @@
 use sampler_ebpf::abi::Counters;
 
 use super::controller::usage;
-use crate::cost::budget::{ProbeCosts, Use};
+use super::decision::Use;
+use crate::cost::probe_costs::ProbeCosts;
 
 /// Time that probes have taken so far. Calls are priced when they are noted, as targets with more expensive probes come
 /// and go.

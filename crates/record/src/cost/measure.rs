@@ -14,8 +14,8 @@ use heapbpf_kernel::{no_ops, own_location};
 use heapbpf_probes::ProbeKind;
 use serde::{Deserialize, Serialize};
 
-use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
+use super::probe_costs::ProbeCosts;
 use super::trial::{Allocator, Baseline, Recording, Setting};
 use super::workload::Workload;
 

@@ -1,6 +1,6 @@
-//! The loop of a recording: waits, takes in records, keeps the overhead budget, requests snapshots, and ends on time.
+//! The session of a recording and its loop (`main_loop`): waits, takes in records, keeps the overhead budget, requests
+//! snapshots, and ends on time.
 
-pub mod active;
 mod activity;
 mod cut;
 mod ends;
@@ -8,6 +8,7 @@ mod errors;
 mod finish;
 mod growth;
 mod housekeeping;
+pub mod main_loop;
 mod overhead;
 mod schedule;
 mod snapshots;

@@ -13,11 +13,12 @@ use super::errors::Step;
 use super::state::Session;
 use crate::attaching::probes::Attaching;
 use crate::budget::controller::{Action, OverheadController, usage};
+use crate::budget::decision::{MeanCosts, Use};
 use crate::budget::slowed::{CheckedTarget, Slowed, SlowedTargets};
 use crate::budget::spent::Spent;
-use crate::cost::budget::{MeanCosts, ProbeCosts, Use};
 use crate::cost::cpu_time::{self, CpuTime};
 use crate::cost::measure::Measured;
+use crate::cost::probe_costs::ProbeCosts;
 use crate::plan::Hook;
 
 /// State of the overhead control of a recording.

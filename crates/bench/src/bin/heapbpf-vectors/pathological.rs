@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use heapbpf_statistics::weight::inclusion;
 use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::countdown::step;
 use sampler_ebpf::geometric::draw;
 use sampler_ebpf::rng;
-use sampler_ebpf::sampler::step;
 
 use crate::check::{Checker, count, pairs, rows};
 

@@ -11,8 +11,8 @@ use heapbpf_host::modules::ModuleKind;
 use heapbpf_kernel::rings::Ring;
 use heapbpf_profile::model::LossBound;
 use heapbpf_unwind::dwarf::{Capture, CopyEnd, Flaws};
-use heapbpf_unwind::frame_pointer;
 use heapbpf_unwind::image::ModuleFiles as _;
+use heapbpf_unwind::kernel_walk;
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason};
 use sampler_ebpf::abi::{AllocationRecord, MOST_MISSING_PAGES, ProcessKey, StackRecord, copy_end};
 
@@ -152,7 +152,7 @@ impl Recorder {
         let view = at.view(record.space);
         let stack = match reason {
             Some(reason) => RawStack::caller_only(&view, record.caller, reason),
-            None => frame_pointer::from_kernel(&view, record.caller, &(self.traces)(stack_id), self.max_depth),
+            None => kernel_walk::from_kernel(&view, record.caller, &(self.traces)(stack_id), self.max_depth),
         };
         let stack = self.unwinder.stacks.intern(stack);
         if stack.has_jit_code(host.modules()) {

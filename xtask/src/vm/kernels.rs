@@ -1,5 +1,5 @@
 //! Kernels from Debian's archive. apt finds, fetches and verifies them. It uses separate lists and does not change the
-//! machine's own.
+//! machine's own. The list of versions is the header of the table of features in docs/kernels.md.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -40,7 +40,7 @@ pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
     let names = read(apt(&dir, "apt-cache").args(["pkgnames", "linux-"]))?;
     let Some(package) = newest(names.lines(), version) else {
         bail!(
-            "Debian's archive has no kernel {version} (cloud-amd64) in the suites that xtask/src/vm/archive.rs names"
+            "Debian's archive has no kernel {version} (cloud-amd64) in the suites that xtask/src/vm/kernels.rs names"
         );
     };
     let image = dir.join(&package);

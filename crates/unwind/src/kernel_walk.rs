@@ -1,4 +1,4 @@
-//! Stacks from the kernel's frame-pointer walk.
+//! Stacks that the kernel has walked by frame pointers, converted. (Our own walk is `walk`.)
 
 use crate::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 

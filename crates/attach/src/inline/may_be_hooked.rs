@@ -1,4 +1,7 @@
-//! Why a process is not hooked inline.
+//! May a process be hooked inline? Every reason why not. An attempt (`preparation`) and a preview (`preview`) check:
+//! did its program die of hooks before (`crashes`), can its allocator be patched (`known`), do old hooks stay
+//! (`left`), can it be stopped (`heapbpf_remote::Target`), does the administrator forbid it (`forbidden`), is its code
+//! in one place and as in its file (`plan`), does it have space (`limits`).
 
 use std::borrow::Cow;
 use std::io;

@@ -1,24 +1,15 @@
 //! The overhead budget: what probes cost the targets, and what to reduce, in which order, to stay within it. Pure.
 //!
 //! Probe time p is estimated as the number of calls times the cost of a call as measured on this machine
-//! ([`super::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the time left
-//! for the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a target is.
+//! ([`crate::cost::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the
+//! time left for the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a
+//! target is.
 
 use heapbpf_profile::units;
 use heapbpf_statistics::optimum::ClassUse;
 use heapbpf_statistics::plan::{AIM, Costs, LARGEST_INTERVAL, Workload, automatic};
-use serde::{Deserialize, Serialize};
 
-/// What probes cost the target, in nanoseconds of its CPU time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProbeCosts {
-    /// An allocation call that is not sampled.
-    pub allocation_ns: f64,
-    /// A free of a block that is not tracked.
-    pub free_ns: f64,
-    /// What a sample adds, including the free of its block.
-    pub sample_ns: f64,
-}
+use crate::cost::probe_costs::ProbeCosts;
 
 /// Mean probe costs of several processes, weighted by their calls. Probes on some kinds of instruction cost twenty
 /// times as much as on others, and each process has files of its own.
@@ -47,21 +38,6 @@ impl MeanCosts {
             allocation_ns: mean(self.allocation_ns, self.allocations, otherwise.allocation_ns),
             free_ns: mean(self.free_ns, self.frees, otherwise.free_ns),
             sample_ns: otherwise.sample_ns,
-        }
-    }
-}
-
-/// Cost of a probe in a typical program relative to the measuring loop, where everything is cached (docs/overhead.md).
-const IN_PROGRAMS: f64 = 1.2;
-
-impl ProbeCosts {
-    /// The costs in a typical program, from those measured in a loop.
-    #[must_use]
-    pub fn in_programs(&self) -> Self {
-        Self {
-            allocation_ns: IN_PROGRAMS * self.allocation_ns,
-            free_ns: IN_PROGRAMS * self.free_ns,
-            sample_ns: IN_PROGRAMS * self.sample_ns,
         }
     }
 }

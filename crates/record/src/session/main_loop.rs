@@ -1,4 +1,4 @@
-//! A running recording: from its first probe to its files.
+//! The main loop of a recording, and the steps around it: from its first probe to its files.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! The state of each thread: whether it belongs to a target, its draws and its countdown.
+//! Which threads belong to a target, and the state that they get.
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use sampler_ebpf::abi::fault;
-use sampler_ebpf::{geometric, rng, sampler};
+use sampler_ebpf::rng;
 
 use crate::config::config;
 use crate::counters::take_number;
@@ -19,14 +19,6 @@ const ANY_LINK: u32 = 0;
 fn is_not_first() -> bool {
     // SAFETY: the pointer is to a counter in the map's value.
     maps::progress().is_some_and(|progress| unsafe { (*progress).threads != 0 })
-}
-
-/// The result of a successful trial.
-pub struct Success {
-    /// Failed trials of this allocation before the successful one.
-    pub offset: u64,
-    /// Interval of the draw.
-    pub interval: u64,
 }
 
 impl ThreadState {
@@ -125,29 +117,5 @@ impl ThreadState {
         self.draw();
         self.status = kind;
         true
-    }
-
-    /// Draws the number of trials until the next success, with the current interval.
-    #[inline(always)]
-    pub fn draw(&mut self) {
-        let Some(constants) = maps::draw_constants() else { return };
-        self.interval = constants.interval;
-        self.remaining = geometric::draw(rng::next(&mut self.random), constants);
-    }
-
-    /// Counts an allocation call and its trials. `Some` means that a trial succeeded: the call is sampled and the next
-    /// success is drawn. The call's remaining trials are skipped, and nothing is carried over. The bytes of a sampled
-    /// call are counted when it ends.
-    #[inline(always)]
-    pub fn count_down(&mut self, trials: u64, size: u64) -> Option<Success> {
-        let Some(offset) = sampler::step(&mut self.remaining, trials) else {
-            self.unsampled += 1;
-            self.unsampled_bytes += size;
-            return None;
-        };
-        let success = Success { offset, interval: self.interval };
-        self.counters.sampled += 1;
-        self.draw();
-        Some(success)
     }
 }

@@ -8,11 +8,11 @@ const LONGEST: usize = 32;
 
 /// Decodes keys. A sequence that a read cuts off is completed by the next read.
 #[derive(Debug, Default)]
-pub struct Keys {
+pub struct KeyDecoder {
     rest: Vec<u8>,
 }
 
-impl Keys {
+impl KeyDecoder {
     /// Returns those keys in the input that the view knows.
     pub fn of(&mut self, read: &[u8]) -> Vec<Key> {
         let mut bytes = std::mem::take(&mut self.rest);
@@ -106,13 +106,13 @@ mod tests {
             ("\x1b", &[Key::Escape]),
             ("j\x1b\x1bk", &[Key::Char('j'), Key::Escape, Key::Char('k')]),
         ] {
-            assert_eq!(Keys::default().of(sent.as_bytes()), keys, "{sent:?}");
+            assert_eq!(KeyDecoder::default().of(sent.as_bytes()), keys, "{sent:?}");
         }
     }
 
     #[test]
     fn what_is_cut_off_waits_and_nonsense_is_left_out() {
-        let mut keys = Keys::default();
+        let mut keys = KeyDecoder::default();
         assert_eq!(keys.of(b"\x1b["), []);
         assert_eq!(keys.of(b"5"), []);
         assert_eq!(keys.of(b"~\xe2\x86"), [Key::PageUp]);
