@@ -20,14 +20,14 @@ fn a_process_of_a_host_with_little_memory_left_is_probed() {
     let limit = memory.commit_limit.expect("every kernel has it");
     let left = limit.saturating_sub(memory.committed_as);
     let Some(bytes) = left.checked_sub(limit / 20) else { return skipped(case, "others have mapped too much") };
+    let Some(_never) = Setting::raise("/proc/sys/vm/overcommit_memory", NEVER) else {
+        return skipped(case, "vm.overcommit_memory cannot be changed here");
+    };
     // Its buffer takes only of what may be mapped: nothing is ever read into it.
     let mut command = Command::new("dd");
     command.args([format!("bs={bytes}"), "of=/dev/null".into()]).stdin(Stdio::piped()).stderr(Stdio::null());
     let mut mapping = command.spawn().expect("every machine has it");
     until("it has mapped them", || status_bytes(mapping.id(), "VmSize").is_some_and(|mapped| mapped > bytes));
-    let Some(_never) = Setting::raise("/proc/sys/vm/overcommit_memory", NEVER) else {
-        return skipped(case, "vm.overcommit_memory cannot be changed here");
-    };
     is_probed(Target::start(&program("mix"), ["2000"]), "vm.overcommit_memory");
     drop(mapping.stdin.take());
     assert!(mapping.wait().expect("our child").success());
