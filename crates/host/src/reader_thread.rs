@@ -12,6 +12,9 @@ use heapbpf_elf::Memory;
 /// Maximum number of abandoned threads of one reader. With that many, it reads nothing more until one of them returns.
 const MOST_GIVEN_UP: usize = 64;
 
+/// Number of parts of a wait. While the whole machine stands still, as a virtual one that is paused, only one passes.
+const PARTS: u32 = 8;
+
 /// The memory of a process, read through `/proc/PID/mem`. An open descriptor stays with the address space that it was
 /// opened for.
 pub struct ProcessMemory(pub Arc<File>);
@@ -65,7 +68,8 @@ impl ReaderThread {
         // Nobody waits for the answer if the thread was abandoned.
         let read = Box::new(move || drop(reply.send(read())));
         self.thread(name).ok_or(NoAnswer::NoThread)?.send(read).map_err(|_| NoAnswer::NoThread)?;
-        answer.recv_timeout(longest_wait).map_err(|_| {
+        let answer = (0..PARTS).find_map(|_| answer.recv_timeout(longest_wait / PARTS).ok());
+        answer.ok_or_else(|| {
             // The thread ends by itself once its read returns.
             self.given_up.extend(self.thread.take().map(|(_, runs)| runs));
             NoAnswer::Late

@@ -54,7 +54,7 @@ fn check(case: &str, comm: &str, outcome: &Outcome, paths: &[&[&str]]) -> Profil
     assert!(all > 100, "too few samples to say anything: {all}");
     assert!(whole as f64 >= WHOLE * all as f64, "{whole} of {all} stacks are whole");
     for path in paths {
-        assert!(samples_on(&profile, comm, path) > 0, "nothing was sampled on {path:?}");
+        assert!(samples_on(&profile, comm, path) > 0, "nothing was sampled on {path:?}: {:?}", profile.notes);
     }
     profile
 }

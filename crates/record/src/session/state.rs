@@ -15,6 +15,7 @@ use heapbpf_host::arch;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::limits::{links_need_admin, module_files};
 use heapbpf_host::own_code::leave_the_file;
+use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_host::processes::GenerationId;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
@@ -74,6 +75,8 @@ pub(super) struct KernelMaps {
 impl KernelMaps {
     /// Opens the maps. Programs that are linked afterwards find their rings.
     fn open(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Self> {
+        // Loading the BPF programs has taken much, and all of a ring's pages are mapped at once.
+        give_memory_back();
         Ok(Self {
             events: Ring::open(loader, RingId::Events)?,
             stacks: Ring::open(loader, RingId::Stacks)?,
