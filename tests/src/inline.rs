@@ -217,7 +217,7 @@ pub fn limit_addresses(pid: u32, more_bytes: u64) {
 /// Records a program with probes, because it must not get inline hooks for this reason.
 ///
 /// # Panics
-/// If it gets inline hooks, for another reason none, or comes to harm.
+/// If it gets inline hooks, is refused for another reason, or comes to harm.
 pub fn is_probed(mut target: Target, why: &str) {
     let recording = recorder(target.pid(), Hook::Inline, 1).start();
     assert!(!is_hooked(target.pid()), "{}", recording.said());

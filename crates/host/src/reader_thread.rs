@@ -12,7 +12,7 @@ use heapbpf_elf::Memory;
 /// Maximum number of abandoned threads of one reader. With that many, it reads nothing more until one of them returns.
 const MOST_GIVEN_UP: usize = 64;
 
-/// Number of parts of a wait. While the whole machine stands still, as a virtual one that is paused, only one passes.
+/// A wait is split into this many parts. If the whole machine is paused, as a virtual one may be, only one runs out.
 const PARTS: u32 = 8;
 
 /// The memory of a process, read through `/proc/PID/mem`. An open descriptor stays with the address space that it was

@@ -66,8 +66,8 @@ pub struct Serving {
     pub full: Vec<(String, Estimate)>,
 }
 
-/// A figure of the functions that grow or grew in a profile, without those that also do in a process that is not
-/// visible.
+/// One figure of each function that grows or grew in a profile and has this figure. Functions that also do so in a
+/// process that is not visible are left out.
 pub fn growing_series(
     profile: &Profile,
     growing: &[Growing],
@@ -75,6 +75,7 @@ pub fn growing_series(
     figure: impl Fn(&Growing) -> Option<Estimate>,
 ) -> Vec<(String, Estimate)> {
     let series = |it: &Growing| {
+        let figure = figure(it)?;
         let processes: Vec<&Process> = it.processes.iter().filter_map(|&at| profile.processes.get(at)).collect();
         let program = common_labels(&processes)?;
         // The name that is shown depends on what else grows; a series keeps its labels.
@@ -83,7 +84,7 @@ pub fn growing_series(
         let (name, module) = (escaped(&name), escaped(&it.function.home));
         let labels = format!("{labels},function=\"{name}\",module=\"{module}\"}}");
         let is_visible = processes.into_iter().all(&visible);
-        figure(it).filter(|_| is_visible).map(|figure| (labels, figure))
+        is_visible.then_some((labels, figure))
     };
     growing.iter().filter_map(series).collect()
 }

@@ -293,7 +293,7 @@ impl ServerState {
         self.source.set_marks(self.moments.marks());
     }
 
-    /// A figure of the functions that grow or grew, and of which a client sees all processes.
+    /// One figure of each function that grows or grew, if the client may see all of its processes.
     fn growing(&self, filters: &[&Filter], figure: impl Fn(&Growing) -> Option<Estimate>) -> Vec<(String, Estimate)> {
         let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((shared, growing)) = &*growing else { return Vec::new() };

@@ -11,7 +11,7 @@ use procfs::{Current as _, Meminfo};
 /// Never overcommit.
 const NEVER: u64 = 2;
 
-/// Hook memory counts against the host's limit, of which a sixteenth must stay free.
+/// The memory of hooks counts against the host's limit. A sixteenth of that limit must stay free.
 #[test]
 fn a_process_of_a_host_with_little_memory_left_is_probed() {
     let case = "a_process_of_a_host_with_little_memory_left_is_probed";

@@ -85,7 +85,7 @@ pub(super) const ROOT: usize = 0;
 pub(super) struct Node {
     /// Number of its function or group.
     pub(super) label: usize,
-    /// Name for display: no other call of the same function has it.
+    /// Name for display, which differs from those of its siblings.
     pub(super) name: String,
     pub(super) pool: Pool,
     pub(super) children: Vec<usize>,

@@ -75,7 +75,7 @@ pub(super) struct KernelMaps {
 impl KernelMaps {
     /// Opens the maps. Programs that are linked afterwards find their rings.
     fn open(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Self> {
-        // Loading the BPF programs has taken much, and all of a ring's pages are mapped at once.
+        // Loading the BPF programs took much memory, and mapping a ring makes all its pages resident.
         give_memory_back();
         Ok(Self {
             events: Ring::open(loader, RingId::Events)?,

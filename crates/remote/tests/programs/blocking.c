@@ -35,7 +35,7 @@ static const char *names[KINDS] = {"nanosleep", "clock_nanosleep", "poll", "ppol
   "sigtimedwait", "wait4", "semtimedop", "msgrcv", "io_uring_enter", "read of a timerfd", "sigsuspend",
   "fallocate", "splice by a worker of io_uring"};
 static volatile int stop, word, never;
-static unsigned long done[KINDS], bad[KINDS];
+static unsigned long done[KINDS], bad[KINDS], early[KINDS];
 static int pipes[2], spliced[2][2], timed_listener, plain_listener, sockets[2], semaphores, messages;
 static struct sockaddr_in plain_address;
 static pthread_t threads[KINDS];
@@ -164,7 +164,8 @@ static void *block(void *argument) {
     /* These two count ticks, which a CPU that stood still makes up for at once. */
     double least = kind == RECV_TIMED || kind == ACCEPT_TIMED ? .008 : .0195;
     if (r || (timed && took < least)) {
-      if (!bad[kind]++) fprintf(stderr, "%s: %d, errno %d, after %.4f s\n", names[kind], r, errno, took);
+      unsigned long *count = r < 0 && errno == EINTR ? early : bad;
+      if (!count[kind]++) fprintf(stderr, "%s: %d, errno %d, after %.4f s\n", names[kind], r, errno, took);
     }
     done[kind]++;
     hooked(kind);
@@ -209,9 +210,11 @@ int main(void) {
     for (int k = 0; k < KINDS; k++) missing |= !done[k];
   }
   int any = 0;
+  unsigned long ended = 0;
+  for (int i = 0; i < KINDS; i++) ended += early[i];
   for (int i = 0; i < KINDS; i++) if (bad[i] || !done[i]) printf("%s %s %lu of %lu; ", any++ ? "" : "BAD", names[i], bad[i], done[i]);
   semctl(semaphores, 0, IPC_RMID), msgctl(messages, IPC_RMID, 0);
-  if (!any) printf("OK calls %lu", done[NANOSLEEP]);
+  if (!any) printf(ended ? "EARLY %lu" : "OK calls %lu", ended ? ended : done[NANOSLEEP]);
   puts(""), fflush(stdout);
-  _exit(any ? 3 : 0);
+  _exit(any ? 3 : ended ? 4 : 0);
 }
